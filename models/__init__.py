@@ -1,0 +1,1 @@
+"""Reference PyTorch models, their configurations, shape presets and one small trained checkpoint."""
