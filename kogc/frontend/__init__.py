@@ -1,0 +1,1 @@
+"""From model files and live modules to tensor graphs."""

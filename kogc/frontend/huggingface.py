@@ -1,0 +1,153 @@
+"""A Hugging Face folder: ``config.json``, ``*.safetensors`` and, if there, ``tokenizer.json``."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import nn
+
+from kogc.frontend.errors import FrontendError, first_line
+from kogc.frontend.import_fx import to_numpy
+from kogc.frontend.model_input import ModelInput, ending_ids, file_identity, reference_module, starting_id
+from kogc.frontend.sources import CheckedWeights, check_weights, stored_dtype
+from kogc.models.build import MODEL_TYPES
+
+_INDEX = "model.safetensors.index.json"
+_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+def load_folder(folder: Path, *, max_context: int | None = None) -> ModelInput:
+    """Read a model folder as Transformers writes it; tensors stay in their files until they are read.
+
+    Raises:
+        FrontendError: a missing, damaged or unsupported part, named with its path.
+    """
+    config = _json(folder / "config.json")
+    module, context, expected = _module(folder, config, max_context)
+    weights = SafetensorsWeights(_shards(folder))
+    tied = ("lm_head.weight",) if config.get("tie_word_embeddings") else ()
+    check_weights(expected, weights.shapes, str(folder), tied)
+    tokenizer = folder / "tokenizer.json"
+    settings = folder / "tokenizer_config.json"
+    generation = folder / "generation_config.json"
+    parts = [path for path in (folder / "config.json", tokenizer, settings, generation, *weights.files) if path.exists()]
+    ids = {**config, **(_json(generation) if generation.exists() else {})}
+    return ModelInput(
+        name=folder.resolve().name,
+        module=module,
+        weights=CheckedWeights(weights, expected, str(folder)),
+        config=config,
+        tokenizer_json=_text(tokenizer) if tokenizer.exists() else None,
+        chat_template=_chat_template(folder, _json(settings) if settings.exists() else {}),
+        eos_ids=ending_ids(ids, str(folder)),
+        bos_id=starting_id(ids, str(folder)),
+        context=context,
+        identity=file_identity(*parts),
+        dtype=stored_dtype((weights.dtype(name) for name in expected), str(folder)),
+    )
+
+
+def _module(
+    folder: Path, config: Mapping[str, Any], max_context: int | None
+) -> tuple[nn.Module, int, dict[str, tuple[int, ...]]]:
+    """The reference module where kogc has one for this type, otherwise the one of Transformers, if that is installed."""
+    where = str(folder / "config.json")
+    kind = config.get("model_type")
+    if not isinstance(kind, str) or kind in MODEL_TYPES:
+        return reference_module(config, where, max_context)
+    if importlib.util.find_spec("transformers") is None:
+        raise FrontendError(
+            f"{where}: `model_type` is {config['model_type']!r}; {', '.join(MODEL_TYPES)} are built in, for others install "
+            "transformers"
+        )
+    from kogc.frontend.transformers_step import transformers_module  # Transformers is optional and slow to import
+
+    return transformers_module(folder, max_context)
+
+
+class SafetensorsWeights:
+    """Tensors of one or more safetensors files, read one at a time.
+
+    ``shapes`` gives every tensor's shape from the headers alone. Raises FrontendError for a damaged file or a tensor
+    that is in two files.
+    """
+
+    def __init__(self, files: Iterable[Path]) -> None:
+        self.files = tuple(files)
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        self._dtypes: dict[str, str] = {}
+        self._home: dict[str, Any] = {}
+        for path in self.files:
+            self._open(path)
+
+    def _open(self, path: Path) -> None:
+        try:
+            file = safe_open(path, framework="pt")
+            for name in file.keys():
+                if name in self._home:
+                    raise FrontendError(f"{path}: tensor {name} is in another file of the folder, too")
+                part = file.get_slice(name)
+                self.shapes[name], self._dtypes[name] = tuple(part.get_shape()), part.get_dtype()
+                self._home[name] = file
+        except (SafetensorError, OSError) as error:
+            raise FrontendError(f"{path} is missing, truncated or damaged: {first_line(error)}") from error
+
+    def keys(self) -> Iterable[str]:
+        return self._home.keys()
+
+    def get(self, key: str) -> np.ndarray:
+        return to_numpy(self._home[key].get_tensor(key))
+
+    def dtype(self, key: str) -> torch.dtype | str:
+        """Stored type; the file's own name for one that PyTorch weights do not have here."""
+        return _DTYPES.get(self._dtypes[key], self._dtypes[key])
+
+
+def _shards(folder: Path) -> list[Path]:
+    index = folder / _INDEX
+    if index.exists():
+        mapping = _json(index).get("weight_map")
+        if not isinstance(mapping, Mapping):
+            raise FrontendError(f'{index} has no "weight_map"')
+        return [folder / name for name in sorted(set(mapping.values()))]
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        other = next((path.name for pattern in ("*.bin", "*.pt", "*.pth", "*.gguf") for path in folder.glob(pattern)), None)
+        hint = f" (there is {other}; convert it to safetensors)" if other else ""
+        raise FrontendError(f"{folder} has a config.json but no *.safetensors{hint}")
+    return files
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise FrontendError(f"{path} cannot be read: {first_line(error)}") from error
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(_text(path))
+    except json.JSONDecodeError as error:
+        raise FrontendError(f"{path} is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise FrontendError(f"{path} holds a {type(value).__name__}, expected a JSON object")
+    return value
+
+
+def _chat_template(folder: Path, settings: Mapping[str, Any]) -> str | None:
+    separate = folder / "chat_template.jinja"
+    if separate.exists():
+        return _text(separate)
+    template = settings.get("chat_template")
+    if isinstance(template, list):  # several, by name
+        named = {entry.get("name"): entry.get("template") for entry in template}
+        return named.get("default")
+    return template

@@ -1,0 +1,132 @@
+"""One entrance for every kind of model: looks at what is there, not at what it is called."""
+
+from __future__ import annotations
+
+import json
+import struct
+import zipfile
+from pathlib import Path
+
+from torch import nn
+
+from kogc.frontend import preset
+from kogc.frontend.checkpoint import load_checkpoint
+from kogc.frontend.errors import FrontendError, first_line
+from kogc.frontend.huggingface import load_folder
+from kogc.frontend.model_input import ModelInput
+from kogc.frontend.module import load_module
+
+KINDS = "a PyTorch checkpoint, a GGUF file, a Hugging Face folder or preset:NAME"
+
+
+def load_model(
+    source: str | Path | nn.Module,
+    *,
+    allow_pickle: bool = False,
+    tokenizer: str | Path | None = None,
+    random_weights: bool = False,
+    seed: int = 0,
+    max_context: int | None = None,
+) -> ModelInput:
+    """Read a model of any supported kind.
+
+    Args:
+        source: a live module, ``preset:NAME``, a folder, or a file; files are told apart by their first bytes.
+        allow_pickle: accept a pickled module, which runs code from the file.
+        tokenizer: path of a ``tokenizer.json`` that replaces the model's own.
+        random_weights: fill a preset with random weights, seeded by ``seed``.
+        max_context: positions to compile for; by default all the model has.
+
+    Raises:
+        FrontendError: one line that says what is wrong with which file and what to do.
+    """
+    if random_weights and not (isinstance(source, str) and source.startswith(preset.PREFIX)):
+        raise FrontendError("random weights are for presets; this model brings its own")
+    if isinstance(source, nn.Module):
+        model = load_module(source, max_context=max_context)
+    elif isinstance(source, str) and source.startswith(preset.PREFIX):
+        name = source.removeprefix(preset.PREFIX)
+        model = preset.load_preset(name, random_weights=random_weights, seed=seed, max_context=max_context)
+    else:
+        model = _load_path(Path(source), allow_pickle, tokenizer is None, max_context)
+    if tokenizer is not None:
+        model = model.with_tokenizer(_read_tokenizer(Path(tokenizer)))
+    if model.tokenizer_json is not None:
+        _check_tokenizer(model.tokenizer_json, f"tokenizer {tokenizer}" if tokenizer is not None else f"{source}: the tokenizer")
+    return model
+
+
+def _load_path(path: Path, allow_pickle: bool, want_tokenizer: bool, max_context: int | None) -> ModelInput:
+    if path.is_dir():
+        if not (path / "config.json").exists():
+            raise FrontendError(f"{path} is a folder without config.json; expected {KINDS}")
+        return load_folder(path, max_context=max_context)
+    head = _head(path)
+    if head.startswith(b"GGUF"):
+        from kogc.frontend.gguf import load_gguf  # the gguf package is slow to import and seldom needed
+
+        return load_gguf(path, want_tokenizer=want_tokenizer, max_context=max_context)
+    if _is_safetensors(head, path):
+        raise FrontendError(f"{path} holds tensors without a configuration; give the folder that also has its config.json")
+    if head.startswith((b"PK", b"\x80")):
+        _check_archive(path, head)
+        return load_checkpoint(path, allow_pickle=allow_pickle, max_context=max_context)
+    raise FrontendError(f"{path} is not a model file; expected {KINDS}")
+
+
+def _head(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            head = file.read(16)
+    except OSError as error:
+        hint = "" if path.exists() else f"; expected {KINDS}"
+        raise FrontendError(f"{path} cannot be read: {error.strerror}{hint}") from error
+    if not head:
+        raise FrontendError(f"{path} is empty")
+    return head
+
+
+def _check_archive(path: Path, head: bytes) -> None:
+    """Refuse zip files that are something else than a checkpoint."""
+    if not head.startswith(b"PK"):
+        return
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
+    except zipfile.BadZipFile as error:
+        raise FrontendError(f"{path} is truncated or damaged: {error}") from error
+    if "manifest.json" in names:
+        raise FrontendError(f"{path} is a compiled artifact already; use kogc run or kogc inspect")
+    if any(name.split("/")[1:2] == ["code"] for name in names):
+        raise FrontendError(f"{path} is a TorchScript archive; save its config and state dict with torch.save instead")
+    if not any(name.endswith("data.pkl") for name in names):
+        raise FrontendError(f"{path} is a zip file but not a PyTorch checkpoint; expected {KINDS}")
+
+
+def _is_safetensors(head: bytes, path: Path) -> bool:
+    if len(head) < 9:
+        return False
+    (length,) = struct.unpack("<Q", head[:8])
+    return head[8:9] == b"{" and length < path.stat().st_size
+
+
+def _read_tokenizer(path: Path) -> str:
+    try:
+        text = path.read_text(encoding="utf-8")
+        parsed = json.loads(text)
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise FrontendError(f"tokenizer {path} cannot be read: {reason}") from error
+    if not isinstance(parsed, dict) or "model" not in parsed:
+        raise FrontendError(f"tokenizer {path} is not a tokenizer.json of the tokenizers library (it has no \"model\")")
+    return text
+
+
+def _check_tokenizer(text: str, what: str) -> None:
+    """Raises FrontendError when the tokenizers library cannot read ``text``."""
+    from tokenizers import Tokenizer
+
+    try:
+        Tokenizer.from_str(text)
+    except Exception as error:  # the library raises plain Exceptions
+        raise FrontendError(f"{what} is not a tokenizer.json that the tokenizers library reads: {first_line(error)}") from error
