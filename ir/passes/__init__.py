@@ -1,0 +1,1 @@
+"""What is done to a program: pure functions from graph to graph."""

@@ -1,0 +1,6 @@
+"""Recognition: a tensor graph (ATen ops of one decoder step) becomes a decode graph."""
+
+from kogc.ir.passes.recognize.errors import UnrecognizedOp
+from kogc.ir.passes.recognize.recognizer import recognize
+
+__all__ = ["UnrecognizedOp", "recognize"]
