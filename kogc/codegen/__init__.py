@@ -1,0 +1,1 @@
+"""From a scheduled program to source text, packed weights and tables."""

@@ -1,0 +1,170 @@
+"""From program and schedule to one self-contained source file and the tables it reads."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+import kogc.templates
+from kogc.codegen.launch import FINISH_REASONS, LAUNCH_FIELDS, LAUNCH_VERSION, MODE_GENERATE, MODE_TEACHER_FORCED, STATE_FIELDS, c_struct
+from kogc.codegen.layout import Layout, ProbeEntry, make_layout, numbered_stages
+from kogc.codegen.names import Scope, float_literal
+from kogc.codegen.pack_index import PackIndex
+from kogc.codegen.stage_context import StageContext, stage_context
+from kogc.codegen.stage_values import RenderError
+from kogc.codegen.tables import PlanTables, make_tables
+from kogc.ir.program import Program, Schedule
+from kogc.targets import Target
+
+#: ``launch.fault`` of a fault build.
+FAULTS = {"dropped_publish": 1, "wrong_slot": 2, "stuck": 3}
+
+#: What ``kogc_query(n)`` of a kernel answers for n = 0, 1, …
+QUERIES = (
+    "launch_version", "workers", "tile_rows", "columns", "vocab", "capacity",
+    "exchange_bytes", "kv_bytes", "probe_floats", "plan_words",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """A kernel as text and what the host needs beside it. Sizes are bytes, ``probe_floats`` fp32 values.
+
+    ``plan`` is what ``launch.plan`` points to; ``stages`` are names by global stage number, as the abort word gives them;
+    ``probe`` describes what a build with ``-DKOGC_PROBE`` leaves in ``launch.probe``.
+    """
+
+    source: str
+    plan: bytes
+    exchange_bytes: int
+    kv_bytes: int
+    probe: tuple[ProbeEntry, ...]
+    probe_floats: int
+    stages: tuple[str, ...]
+
+
+def render(program: Program, schedule: Schedule, target: Target, index: PackIndex) -> Rendered:
+    """Emit the kernel of ``program`` for ``target``. ``index`` places streams, tables and constants (``pack_index``).
+
+    Raises RenderError for an op or stage that the templates have no code for, naming both.
+    """
+    if schedule.tile_rows != target.tile_rows:
+        raise RenderError(f"the schedule has tiles of {schedule.tile_rows} rows, {target.title} computes with {target.tile_rows}")
+    layout = make_layout(program, schedule.workers, schedule.tile_rows)
+    tables = make_tables(program, schedule, layout, index)
+    source = _source(program, schedule, target, layout, tables, index)
+    stages = tuple(stage.name for _, _, stage in numbered_stages(program))
+    return Rendered(source, tables.data, layout.exchange_bytes, layout.kv_bytes, layout.probes, layout.probe_floats, stages)
+
+
+def _source(program: Program, schedule: Schedule, target: Target, layout: Layout, tables: PlanTables, index: PackIndex) -> str:
+    environment = _environment()
+    buffers, functions = Scope(), Scope()
+    for placed in layout.buffers:
+        buffers.name(placed.buffer.name, f"buffer_{placed.buffer.name}")
+    value_ops = _macros("ops_values.j2")
+    contexts = [
+        stage_context(
+            program, program.segments[segment], stage, number, tables.first_instance[number], layout, schedule.tile_rows,
+            buffers, functions, value_ops,
+        )
+        for number, segment, stage in numbered_stages(program)
+    ]  # fmt: skip
+    _check_ops(contexts)
+    text = environment.get_template("kernel.j2").render(
+        program=program,
+        target=target,
+        machine=target.machine,
+        workers=schedule.workers,
+        tile_rows=schedule.tile_rows,
+        launch=_launch(),
+        sizes=_sizes(program, layout, index, contexts),
+        buffers=[(buffers.name(placed.buffer.name), placed) for placed in layout.buffers],
+        plan=tables,
+        used=_used(contexts),
+        stages=contexts,
+        segments=_segments(program, contexts),
+    )
+    return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    folder = Path(kogc.templates.__file__).parent
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(folder), undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+        keep_trailing_newline=False, autoescape=False,
+    )  # fmt: skip
+    environment.filters["literal"] = float_literal
+    return environment
+
+
+@cache
+def _macros(template: str) -> frozenset[str]:
+    module = _environment().get_template(template).module
+    return frozenset(name for name in vars(module) if not name.startswith("_"))
+
+
+def _check_ops(contexts: list[StageContext]) -> None:
+    """Every op must have a macro in the role it plays."""
+    for stage in contexts:
+        for op in (*stage.prologue_once, *stage.prologue_own):
+            if not op.is_value and op.op not in _macros("ops_prologue.j2"):
+                raise RenderError(f"stage {stage.name}: op {op.op} has no prologue code (templates/ops_prologue.j2)")
+        for op in (op for part in stage.parts for op in part.ops):
+            if not op.is_value and op.op not in _macros("ops_epilogue.j2"):
+                raise RenderError(f"stage {stage.name}: op {op.op} has no epilogue code (templates/ops_epilogue.j2)")
+
+
+def _launch() -> Mapping[str, Any]:
+    reasons = [(f"FINISH_{name.upper()}", number) for number, name in FINISH_REASONS.items()]
+    faults = [(f"FAULT_{name.upper()}", number) for name, number in FAULTS.items()]
+    return {
+        "state": c_struct("kogc_state", STATE_FIELDS),
+        "launch": c_struct("kogc_launch", LAUNCH_FIELDS),
+        "version": LAUNCH_VERSION,
+        "constants": [("MODE_GENERATE", MODE_GENERATE), ("MODE_TEACHER_FORCED", MODE_TEACHER_FORCED), *reasons, *faults],
+    }
+
+
+def _sizes(program: Program, layout: Layout, index: PackIndex, contexts: list[StageContext]) -> Mapping[str, Any]:
+    lengths = [length for _, length in index.streams]
+    steps = []
+    for number, segment in enumerate(program.segments):
+        kinds = ", ".join(stage.name for stage in segment.stages)
+        steps.append(f"{segment.name}: {kinds}" if segment.count == 1 else f"{segment.count} × {segment.name}: {kinds}")
+    return {
+        "max_columns": layout.columns,
+        "exchange_bytes": layout.exchange_bytes,
+        "kv_bytes": layout.kv_bytes,
+        "probe_floats": layout.probe_floats,
+        "scratch_floats": layout.scratch_floats,
+        "stream_summary": f"{min(lengths)} to {max(lengths)} bytes a step, {sum(lengths)} in all",
+        "step_summary": steps,
+    }
+
+
+def _used(contexts: list[StageContext]) -> Mapping[str, Any]:
+    prologue = [op for stage in contexts for op in (*stage.prologue_once, *stage.prologue_own)]
+    epilogue = [op for stage in contexts for part in stage.parts for op in part.ops]
+    functions = {op.attrs["fn"] for op in prologue if "fn" in op.attrs}
+    functions |= {tile.attrs["fn"] for op in epilogue for tile in op.tiles if "fn" in tile.attrs}
+    return {
+        "ops": {op.op for op in (*prologue, *epilogue)},
+        "activations": functions,
+        "kinds": {stage.kind for stage in contexts},
+    }
+
+
+def _segments(program: Program, contexts: list[StageContext]) -> list[Mapping[str, Any]]:
+    functions = iter(stage.function for stage in contexts)
+    return [
+        {"name": segment.name, "count": segment.count, "functions": [next(functions) for _ in segment.stages]}
+        for segment in program.segments
+    ]

@@ -1,0 +1,179 @@
+"""What the templates are told of one stage: names, sizes and the order of things. The code itself is in the templates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from kogc.codegen.layout import Layout, computed_once, stage_outputs
+from kogc.codegen.names import Scope
+from kogc.codegen.stage_parts import PartContext, probe_at, part_context
+from kogc.codegen.stage_values import RenderError, StageValues
+from kogc.codegen.tables import shares_once, shares_own
+from kogc.ir.program import OpSpec, Program, Segment, Stage
+
+
+@dataclass(frozen=True)
+class Prologue:
+    """One prologue op: ``ins`` and ``out`` are float* expressions for column t, ``args`` the vecs at i of the same
+    operands, ``ins_other`` the operands in lane ``other``; ``loops`` computes every lane, called ``each``."""
+
+    op: str
+    attrs: Any
+    width: int
+    lanes: int
+    lane: str
+    loops: bool
+    is_value: bool
+    out: str
+    ins: tuple[str, ...]
+    ins_other: tuple[str, ...]
+    args: tuple[str, ...]
+    in_lanes: tuple[int, ...]
+    in_width: int
+
+
+@dataclass(frozen=True)
+class ShareContext:
+    """A prologue output of which each worker publishes some rows: ``number`` among the outputs."""
+
+    number: int
+    value: str
+    to: str
+    write: str
+    probe: str | None
+
+
+@dataclass(frozen=True)
+class AttentionContext:
+    """The attention core: ``q`` and ``out`` are float* expressions of column t, ``keys`` and ``values`` the caches."""
+
+    kv_heads: int
+    group: int
+    head_dim: int
+    splits: int
+    scale: float
+    softcap: float
+    q: str
+    out: str
+    keys: str
+    values: str
+    write: str
+    probe: str
+
+
+@dataclass(frozen=True)
+class StageContext:
+    """One stage function. ``summary`` are comment lines: what it waits for and what it publishes."""
+
+    number: int
+    name: str
+    function: str
+    title: str
+    segment: str
+    kind: str
+    first_instance: int
+    summary: tuple[str, ...]
+    values: StageValues
+    caches: tuple[str, ...]
+    prologue_once: tuple[Prologue, ...]
+    prologue_own: tuple[Prologue, ...]
+    shares_once: tuple[ShareContext, ...]
+    shares_own: tuple[ShareContext, ...]
+    parts: tuple[PartContext, ...]
+    attention: AttentionContext | None
+
+    @property
+    def operands(self):
+        return self.values.operands
+
+    @property
+    def consts(self):
+        return self.values.consts
+
+    @property
+    def writes(self):
+        return self.values.writes
+
+    @property
+    def scratch(self):
+        return self.values.scratch
+
+
+def stage_context(
+    program: Program, segment: Segment, stage: Stage, number: int, first_instance: int, layout: Layout, tile_rows: int,
+    buffers: Scope, functions: Scope, value_ops: frozenset[str],
+) -> StageContext:  # fmt: skip
+    """Name everything in ``stage``. ``value_ops`` are the ops that are one expression of vecs.
+
+    Raises RenderError for a stage that reads or makes something the templates have no code for.
+    """
+    values = StageValues(stage, number, segment.count, layout, tile_rows, buffers)
+    outputs = [output for output, _ in stage_outputs(stage)]
+    for output in outputs:
+        values.write_of(output)
+    caches = tuple(values.scope.name(f"cache {i}", wish) for i, wish in enumerate(_cache_wishes(stage)))
+    prologue = [(op, _prologue(values, op, value_ops)) for op in stage.prologue]
+    appends = iter(caches)
+    parts = tuple(part_context(program, values, part, appends, value_ops) for part in stage.parts)
+    return StageContext(
+        number, stage.name, functions.name(f"stage {number}", f"stage_{stage.name}"), stage.title, _where(segment), stage.kind,
+        first_instance, _summary(stage, outputs), values, caches,
+        tuple(made for op, made in prologue if computed_once(op)), tuple(made for op, made in prologue if not computed_once(op)),
+        tuple(_share(values, i, "share_lane") for i in shares_once(stage)), tuple(_share(values, i, "lane") for i in shares_own(stage)),
+        parts, _attention(values, caches) if stage.attention else None,
+    )  # fmt: skip
+
+
+def _cache_wishes(stage: Stage) -> tuple[str, ...]:
+    if stage.attention:
+        return ("keys", "values")
+    return tuple(f"{part.name}_cache" for part in stage.parts for output in part.outputs if output.kind == "cache")
+
+
+def _where(segment: Segment) -> str:
+    return f"{segment.name}, {segment.count} times" if segment.count > 1 else segment.name
+
+
+def _summary(stage: Stage, outputs) -> tuple[str, ...]:
+    reads = ", ".join(dict.fromkeys(f"{o.buffer} ({o.access.replace('_', ' ')})" for o in stage.operands))
+    makes = ", ".join(dict.fromkeys(output.buffer for output in outputs))
+    return tuple(line for line in (f"Waits for {reads}." if reads else "", f"Publishes {makes}." if makes else "") if line)
+
+
+def _prologue(values: StageValues, op: OpSpec, value_ops: frozenset[str]) -> Prologue:
+    loops = op.scope == "all" and op.lanes > 1
+    lane = "each" if loops else "lane"
+    ins, others, lanes = [], [], []
+    data = [name for name in op.inputs if name not in ("token", "position")]
+    for name in data:
+        constant = values.constant(name, lane)
+        ins.append(constant or values.vector(name, lane))
+        others.append(constant or values.vector(name, "other"))
+        lanes.append(1 if constant else values.lanes(name))
+    out = f"{values.scope.name(f'value {op.name}')}.at(t, {'each' if loops else '0'})"
+    args = tuple(f"load_at<{op.width}>({pointer}, i)" for pointer in ins)
+    return Prologue(
+        op.op, op.attrs, op.width, op.lanes, lane, loops, op.op in value_ops, out, tuple(ins), tuple(others), args, tuple(lanes),
+        0 if values.const(data[0]) else values.width(data[0]),
+    )  # fmt: skip
+
+
+def _share(values: StageValues, number: int, lane: str) -> ShareContext:
+    output = values.stage.prologue_outputs[number]
+    write = values.write_of(output)
+    to = f"{write.name}.at(t, {lane})"
+    probe = probe_at(values, number, lane)
+    return ShareContext(number, values.vector(output.value, lane), to, write.name, probe)
+
+
+def _attention(values: StageValues, caches: tuple[str, ...]) -> AttentionContext:
+    core = values.stage.attention
+    if core.heads % core.kv_heads:
+        raise RenderError(f"stage {values.stage.name}: {core.heads} query heads do not divide over {core.kv_heads} key/value heads")
+    write = values.write_of(core.output)
+    return AttentionContext(
+        core.kv_heads, core.heads // core.kv_heads, core.head_dim, core.splits, core.scale, core.softcap,
+        values.vector(core.q, "lane"), f"{write.name}.at(t, lane)", caches[0], caches[1], write.name,
+        probe_at(values, len(stage_outputs(values.stage)) - 1, "lane"),
+    )  # fmt: skip

@@ -1,0 +1,170 @@
+"""The values of one stage under their C++ names, and the expressions by which its code reads them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from kogc.codegen.layout import Layout, pitch, stored_lanes
+from kogc.codegen.names import Scope
+from kogc.ir.program import Affine, Buffer, Const, Operand, OpSpec, Output, Part, Stage
+
+
+class RenderError(ValueError):
+    """A program the templates have no code for. The message names the stage and the op."""
+
+
+@dataclass(frozen=True)
+class OperandView:
+    """A buffer value the stage reads: ``name`` is the View, ``buffer`` the C++ constant, ``write`` the in-step number."""
+
+    name: str
+    buffer: str
+    write: str
+    lanes: int
+    width: int
+    has_data: bool
+    shape: str
+
+
+@dataclass(frozen=True)
+class WriteView:
+    """A write of the stage, published once when the worker made any part of it."""
+
+    name: str
+    buffer: str
+    write: str
+    payload: str
+    has_data: bool
+    shape: str
+
+
+@dataclass(frozen=True)
+class ScratchView:
+    """A prologue result in the worker's scratch, [columns][lanes][pitch]."""
+
+    name: str
+    offset: int
+    lanes: int
+    pitch: int
+
+
+class StageValues:
+    """Operands, constants, prologue results and writes of ``stage`` (global number ``number``) with their names."""
+
+    def __init__(self, stage: Stage, number: int, iterations: int, layout: Layout, tile_rows: int, buffers: Scope) -> None:
+        self.stage, self.number, self.iterations = stage, number, iterations
+        self.layout, self.tile_rows, self._buffers = layout, tile_rows, buffers
+        self.scope = Scope()
+        self._operands = {operand.name: operand for operand in stage.operands}
+        self._consts = {const.name: const for const in stage.consts}
+        self._ops = {op.name: op for op in stage.prologue}
+        self.operands = tuple(self._operand(operand) for operand in stage.operands)
+        self.consts = tuple(self.scope.name(f"const {const.name}", const.name) for const in stage.consts)
+        self.scratch = tuple(self._scratch(op) for op in stage.prologue)
+        self._writes: dict[tuple[str, Affine], WriteView] = {}
+
+    # ── names ──
+
+    def write_number(self, write: Affine) -> str:
+        """``base + stride · iteration`` as C++."""
+        if self.iterations == 1 or write.stride == 0:
+            return str(write.base)
+        turns = "iteration" if write.stride == 1 else f"{write.stride} * iteration"
+        return f"{write.base} + {turns}" if write.base else turns
+
+    def buffer_constant(self, name: str) -> str:
+        return self._buffers.name(name, f"buffer_{name}")
+
+    def write_of(self, output: Output) -> WriteView:
+        """The write an output goes to; outputs with the same buffer and number share it."""
+        key = (output.buffer, output.write)
+        if key not in self._writes:
+            buffer = self.buffer(output.buffer)
+            name = self.scope.name(f"write {key}", f"new_{output.buffer}")
+            has_data = buffer.payload in ("vector", "partials")
+            self._writes[key] = WriteView(
+                name, self.buffer_constant(output.buffer), self.write_number(output.write), buffer.payload, has_data, _shape(buffer)
+            )
+        return self._writes[key]
+
+    @property
+    def writes(self) -> tuple[WriteView, ...]:
+        return tuple(self._writes.values())
+
+    def buffer(self, name: str) -> Buffer:
+        return self.layout.buffer(name).buffer
+
+    # ── whole vectors ──
+
+    def is_lane_wise(self, name: str) -> bool:
+        """Whether a value has several lanes at hand, so that a lane must be named to read it."""
+        if name in self._operands:
+            return self._operands[name].lanes > 1
+        return stored_lanes(self._ops[name]) > 1
+
+    def vector(self, name: str, lane: str) -> str:
+        """The vector of column t in ``lane`` (an expression) of an operand or prologue result, as float*."""
+        if name not in self._operands and name not in self._ops:
+            raise RenderError(f"stage {self.stage.name} reads {name}, which is neither operand nor prologue result")
+        return f"{self._name_of(name)}.at(t, {lane if self.is_lane_wise(name) else '0'})"
+
+    def constant(self, name: str, lane: str) -> str | None:
+        """A weight constant as const float*, or None when ``name`` is none."""
+        const = self._consts.get(name)
+        if const is None:
+            return None
+        cname = self.scope.name(f"const {name}")
+        return cname if const.lanes == 1 else f"{cname} + {lane} * {prod(const.shape)}"
+
+    def const(self, name: str) -> Const | None:
+        return self._consts.get(name)
+
+    def width(self, name: str) -> int:
+        return self._operands[name].width if name in self._operands else self._ops[name].width
+
+    def lanes(self, name: str) -> int:
+        return self._operands[name].lanes if name in self._operands else self._ops[name].lanes
+
+    def operand_view(self, name: str) -> OperandView | None:
+        return next((v for o, v in zip(self.stage.operands, self.operands, strict=True) if o.name == name), None)
+
+    def columns(self, name: str) -> int:
+        """Floats from column to column of a value."""
+        if name in self._operands:
+            placed = self.layout.buffer(self._operands[name].buffer)
+            return placed.lanes * placed.pitch
+        op = self._ops[name]
+        return stored_lanes(op) * pitch(op.width, self.tile_rows)
+
+    # ── rows of a part ──
+
+    def rows(self, name: str, part: Part, rows: int) -> str:
+        """Where the rows of ``part`` begin in an operand, prologue result or constant of its epilogue, as float*."""
+        constant = self.constant(name, "lane")
+        if constant:
+            return constant
+        at = self.vector(name, "lane")
+        side_by_side = self.stage.lanes > 1 and not self.is_lane_wise(name) and self.width(name) == self.stage.lanes * rows
+        return f"{at} + lane * {rows}" if side_by_side else at
+
+    def _operand(self, operand: Operand) -> OperandView:
+        buffer = self.buffer(operand.buffer)
+        return OperandView(
+            self.scope.name(f"value {operand.name}", operand.name), self.buffer_constant(operand.buffer),
+            self.write_number(operand.write), operand.lanes, operand.width, buffer.payload != "cache", _shape(buffer),
+        )  # fmt: skip
+
+    def _scratch(self, op: OpSpec) -> ScratchView:
+        offset = self.layout.scratch[self.number][op.name]
+        return ScratchView(self.scope.name(f"value {op.name}", op.name), offset, stored_lanes(op), pitch(op.width, self.tile_rows))
+
+    def _name_of(self, value: str) -> str:
+        return self.scope.name(f"value {value}", value)
+
+
+def _shape(buffer: Buffer) -> str:
+    if buffer.payload == "best":
+        return "largest logit and its index, per worker"
+    what = f"[{buffer.lanes}][{buffer.width}]" if buffer.lanes > 1 else f"[{buffer.width}]"
+    return f"{what} per column"

@@ -1,0 +1,87 @@
+"""Targets: machines as data (``target.toml``) plus the device code that the templates call.
+
+Each folder is one target. Its machine layer implements this list; templates use nothing else of a machine and never ask
+which one it is. A *worker* is whatever holds a whole vector and its own weight stream: a thread on a CPU, a block on a GPU.
+
+=====================  ================================================================================================
+qualifiers             ``DEVICE``, ``DEVICE_MEMBER``, ``DEVICE_STAGE``; ``PROBE(statement)`` (probe builds only); storage types
+                       ``fp16``, ``bf16``, ``fp32``; ``NOTHING`` (−∞)
+``vec``                TILE_ROWS rows of fp32 as one value in each of a worker's lanes: ``+ − · /``, ``broadcast``, ``fma``,
+                       ``load_at<WIDTH>``, ``store_at<WIDTH>``, comparisons with ``? :``
+math                   ``exp``, ``tanh``, ``erfc`` of a vec; ``exp``, ``rsqrt`` of a float
+walk                   ``walk_begin``, ``walk_step`` (a vector shared out over the worker's lanes), ``worker_sum``, ``worker_sync``
+``Worker``             the launch, its id, scratch, stream and what the columns of the step hold; ``Best``; ``Place``
+leave                  ``enter`` (a stage begins), ``leaving`` (cancelled or aborted)
+stream                 ``for_units<ARITY, T>`` (take units, dot them with T columns, hand each to an epilogue, release),
+                       ``skip_units``, ``rewind_stream``
+exchange               ``Buffer``, ``View``, ``write_index``, ``view``, ``await`` (bounded, aborting), ``publish``, ``publish_best``
+rows                   ``ConsecutiveRows``, ``RopePairs``, ``load_rows``, ``store_rows``, ``append_rows``, ``rope_angles``,
+                       ``for_rows`` (an embedding's rows), ``copy_rows``, ``take_logits``
+``attend``             attention of one key/value head over a span of the cache; ``AttentionSpan``
+host                   ``report``, ``report_token``, ``report_nan``, and the entry points
+=====================  ================================================================================================
+"""
+
+from __future__ import annotations
+
+import importlib
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+FOLDER = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class MachineLayer:
+    """Device code as text: what must stand before the launch structs and sizes, the layer itself, and the entry points."""
+
+    before: tuple[str, ...]
+    layer: tuple[str, ...]
+    entry: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Target:
+    """One machine, ready to render for.
+
+    ``tile_rows``: rows of a tile. ``layout``: [units, arity, tile_rows, k] → the order in the stream. ``constants``: (name,
+    value, meaning) that the machine layer needs. ``facts``: the whole target.toml.
+    """
+
+    name: str
+    title: str
+    tile_rows: int
+    machine: MachineLayer
+    constants: tuple[tuple[str, int, str], ...]
+    layout: Callable[[np.ndarray], np.ndarray]
+    facts: Mapping[str, Any]
+
+
+def target_names() -> tuple[str, ...]:
+    """Targets that exist: folders with a ``target.toml``."""
+    return tuple(sorted(path.parent.name for path in FOLDER.glob("*/target.toml")))
+
+
+@cache
+def target_facts(name: str) -> Mapping[str, Any]:
+    """The machine as data. Raises KeyError naming the targets that exist."""
+    if name not in target_names():
+        raise KeyError(f"unknown target {name!r}; known: {', '.join(target_names())}")
+    return tomllib.loads((FOLDER / name / "target.toml").read_text())
+
+
+def load_target(name: str, **options: Any) -> Target:
+    """The target of folder ``name``; ``options`` are its own (cpu: ``simd``). Raises KeyError for an unknown one."""
+    facts = target_facts(name)
+    return importlib.import_module(f"kogc.targets.{name}").make_target(facts, **options)
+
+
+def read_sections(name: str, files: tuple[str, ...]) -> tuple[str, ...]:
+    """Texts of a target's device code files, without trailing blank lines."""
+    return tuple((FOLDER / name / file).read_text().rstrip() for file in files)

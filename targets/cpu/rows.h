@@ -1,0 +1,102 @@
+// Which rows the tiles of a unit hold, and moving them to and from vectors and caches. Rows past the end are padding: they
+// read as 0 and are never stored.
+
+// Tile ``tile`` of unit u holds rows u·TILE_ROWS … of a vector of ROWS.
+template <int ROWS_>
+struct ConsecutiveRows {
+  static constexpr int ROWS = ROWS_;
+  static constexpr bool WHOLE = true;
+  static int count(int unit) { return ROWS - unit * TILE_ROWS < TILE_ROWS ? ROWS - unit * TILE_ROWS : TILE_ROWS; }
+  static int row(int unit, int, int i) { return unit * TILE_ROWS + i; }
+};
+
+// Tile 0 holds the first, tile 1 the second index of pairs u·TILE_ROWS …, counted through the heads. A head's first
+// ROTARY / 2 pairs turn: (j, j + ROTARY / 2) with HALVES, else (2j, 2j + 1); the others are neighbours.
+template <int ROWS_, int HEAD_DIM, int ROTARY_, bool HALVES>
+struct RopePairs {
+  static constexpr int ROWS = ROWS_, PAIRS = HEAD_DIM / 2, ROTARY = ROTARY_;
+  static constexpr bool WHOLE = HALVES && ROTARY == HEAD_DIM && PAIRS % TILE_ROWS == 0;
+  static int count(int unit) { return ROWS / 2 - unit * TILE_ROWS < TILE_ROWS ? ROWS / 2 - unit * TILE_ROWS : TILE_ROWS; }
+  static int pair(int unit, int i) { return (unit * TILE_ROWS + i) % PAIRS; }
+  static int row(int unit, int tile, int i) {
+    const int head = (unit * TILE_ROWS + i) / PAIRS, j = pair(unit, i);
+    return head * HEAD_DIM + (HALVES && j < ROTARY / 2 ? j + tile * (ROTARY / 2) : 2 * j + tile);
+  }
+};
+
+template <class Rows>
+DEVICE inline vec load_rows(const float* vector, int unit, int tile) {
+  const int n = Rows::count(unit);
+  if (Rows::WHOLE) {
+    const float* first = vector + Rows::row(unit, tile, 0);
+    return n == TILE_ROWS ? load(first) : load_first(first, n);
+  }
+  float rows[TILE_ROWS] = {};
+  for (int i = 0; i < n; ++i) rows[i] = vector[Rows::row(unit, tile, i)];
+  return load(rows);
+}
+
+template <class Rows>
+DEVICE inline void store_rows(float* vector, int unit, int tile, vec v) {
+  const int n = Rows::count(unit);
+  if (Rows::WHOLE) {
+    float* first = vector + Rows::row(unit, tile, 0);
+    return n == TILE_ROWS ? store(first, v) : store_first(first, v, n);
+  }
+  for (int i = 0; i < n; ++i) vector[Rows::row(unit, tile, i)] = v[i];
+}
+
+// Append rows to one position of a cache [kv heads][CAPACITY][HEAD_DIM]; ``cache`` is that position of the lane's first head.
+template <class Rows, int HEAD_DIM>
+DEVICE NOINLINE void append_rows(storage* cache, int unit, int tile, vec v) {
+  const int n = Rows::count(unit);
+  auto place = [&](int i) {
+    const int row = Rows::row(unit, tile, i);
+    return cache + (int64_t)(row / HEAD_DIM) * CAPACITY * HEAD_DIM + row % HEAD_DIM;
+  };
+  if (Rows::WHOLE && HEAD_DIM % TILE_ROWS == 0 && n == TILE_ROWS) return store(place(0), v);
+  for (int i = 0; i < n; ++i) from_float(place(i), v[i]);
+}
+
+// What the position's rope table holds for a unit's pairs; ``still`` for pairs that do not turn.
+template <class Rows>
+DEVICE NOINLINE vec rope_angles(const float* table, int unit, float still) {
+  if (Rows::WHOLE && Rows::count(unit) == TILE_ROWS) return load(table + Rows::pair(unit, 0));
+  float angles[TILE_ROWS];
+  for (int i = 0; i < TILE_ROWS; ++i) angles[i] = Rows::pair(unit, i) < Rows::ROTARY / 2 ? table[Rows::pair(unit, i)] : still;
+  return load(angles);
+}
+
+// The tiles of units first … first + count of T rows of a table, each handed to ``finish(unit, tiles)``.
+template <int WIDTH, int T, class Finish>
+DEVICE inline void for_rows(const Worker&, const storage* const (&rows)[T], int first, int count, Finish finish) {
+  for (int unit = first; unit < first + count; ++unit) {
+    vec tiles[1][T];
+    for (int t = 0; t < T; ++t) tiles[0][t] = load_at<WIDTH>(rows[t], unit * TILE_ROWS);
+    finish(unit, tiles);
+  }
+}
+
+// Rows first … last of a vector, by the worker alone.
+DEVICE inline void copy_rows(const Worker&, float* to, const float* from, int first, int last) {
+  int i = first;
+  for (; i + TILE_ROWS <= last; i += TILE_ROWS) store(to + i, load(from + i));
+  for (; i < last; ++i) to[i] = from[i];
+}
+
+// Logits of column t, rows of the vocabulary from ``base``: to the host when it asked, and into the running best, where the
+// first of equal logits wins and a NaN sticks.
+template <class Rows>
+DEVICE NOINLINE void take_logits(Worker& w, int t, int base, int unit, vec v) {
+  const int n = Rows::count(unit), row = base + Rows::row(unit, 0, 0);
+  if (w.launch->mode == MODE_TEACHER_FORCED && t < w.columns) {
+    float* to = w.launch->logits + (int64_t)(w.position[t] - w.launch->start_position) * VOCAB + row;
+    n == TILE_ROWS ? store(to, v) : store_first(to, v, n);
+  }
+  Best& best = w.best[t];
+  if (best.index < 0 || !any_not_below(v, broadcast(best.logit))) return;
+  for (int i = 0; i < n; ++i) {
+    if (v[i] != v[i]) return void(best.index = -1);
+    if (v[i] > best.logit || (v[i] == best.logit && row + i < best.index)) best = {v[i], row + i};
+  }
+}

@@ -1,0 +1,1 @@
+"""The monokernel as Jinja templates, shared by every target."""
