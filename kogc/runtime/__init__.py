@@ -1,0 +1,1 @@
+"""Runs artifacts on a device."""

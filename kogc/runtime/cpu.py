@@ -1,0 +1,122 @@
+"""The CPU as a device: memory is memory, and a launch is a call that one Python thread makes."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kogc.codegen.launch import Launch, State
+from kogc.errors import EnvironmentFailure
+from kogc.runtime.cpu_library import Fact, Library, open_library
+from kogc.runtime.device import Needs
+
+if TYPE_CHECKING:
+    from kogc.artifact import Artifact
+
+#: The longest the host sleeps in the kernel's library: Python serves Ctrl-C between two sleeps.
+_SLICE_NS = 50_000_000
+
+#: What ``kogc_run`` returns when it could not run.
+_REFUSALS = {1: "it speaks another launch version", 2: "there is no memory for its workers", 3: "the system gave it too few threads"}
+
+
+class CpuBlock:
+    """Anonymous memory: zeroed, page-aligned, and backed by pages only where it is touched."""
+
+    def __init__(self, nbytes: int, what: str) -> None:
+        self.nbytes = nbytes
+        try:
+            self._array: np.ndarray | None = np.frombuffer(mmap.mmap(-1, max(nbytes, 1)), np.uint8)
+        except (OSError, OverflowError, ValueError) as error:
+            raise EnvironmentFailure(f"no memory for {what} ({nbytes} bytes): {error}") from None
+        self.address = self._array.ctypes.data
+
+    def view(self, dtype: type | np.dtype) -> np.ndarray:
+        """The first ``nbytes`` as an array of ``dtype``."""
+        assert self._array is not None
+        return self._array[: self.nbytes].view(dtype)
+
+    def clear(self) -> None:
+        """Fill with zeros."""
+        assert self._array is not None
+        self._array.fill(0)
+
+    def free(self) -> None:
+        """Drop the memory; it goes when nobody views it any more."""
+        self._array = None
+
+
+class CpuRun:
+    """A launch in progress. It keeps alive what the kernel writes to even if everybody else has let go."""
+
+    def __init__(self, library: Library, launch: Launch, left: Callable[[], None]) -> None:
+        self._library, self._launch, self._left = library, launch, left
+        self._state = State.from_address(launch.state)
+        self._code = 0
+        # A daemon: a program that ends while a kernel runs must not wait for max_tokens.
+        self._thread = threading.Thread(target=self._call, name="kogc-kernel", daemon=True)
+        self._thread.start()
+
+    def _call(self) -> None:
+        try:
+            self._code = self._library.run(ctypes.byref(self._launch))
+        finally:
+            self._left()
+
+    def wait(self, seen: int) -> bool:
+        """Return when more than ``seen`` tokens are there, or with False when the kernel has left."""
+        while not self._library.wait(ctypes.byref(self._state), seen, _SLICE_NS):
+            if not self._thread.is_alive():
+                return False
+        return not self._state.finished
+
+    def cancel(self) -> None:
+        """Set the flag that workers look at in every wait and step."""
+        self._state.cancel = 1
+
+    def join(self) -> None:
+        """Return when the kernel has left, also when Ctrl-C comes meanwhile; it is raised afterwards."""
+        interrupt = None
+        while self._thread.is_alive():
+            try:
+                self._thread.join()
+            except KeyboardInterrupt as error:
+                self.cancel()
+                interrupt = error
+        if interrupt is not None:
+            raise interrupt
+        if self._code:
+            raise EnvironmentFailure(f"the kernel could not run: {_REFUSALS.get(self._code, f'code {self._code}')}")
+
+
+class CpuDevice:
+    """The kernel of an artifact, loaded into this process. Weights are used where they are mapped."""
+
+    def __init__(self, artifact: Artifact, defines: tuple[str, ...] = ()) -> None:
+        self._library = open_library(artifact, defines)
+        self._uploads: list[np.ndarray] = []
+        facts = self._library.facts
+        self.columns = facts[Fact.MAX_COLUMNS]
+        self.needs = Needs(facts[Fact.EXCHANGE_BYTES], facts[Fact.KV_BYTES], 4 * facts[Fact.PROBE_FLOATS])
+
+    def alloc(self, nbytes: int, what: str, host: bool = False) -> CpuBlock:
+        """Zeroed memory; all of it is the host's, too."""
+        return CpuBlock(nbytes, what)
+
+    def upload(self, data: np.ndarray) -> int:
+        """The address of ``data`` itself."""
+        self._uploads.append(data)
+        return data.ctypes.data
+
+    def start(self, launch: Launch, left: Callable[[], None]) -> CpuRun:
+        """Begin a launch in a thread of its own."""
+        return CpuRun(self._library, launch, left)
+
+    def close(self) -> None:
+        """Let go of the weights. The library stays loaded: its code may be shared by other engines."""
+        self._uploads.clear()

@@ -1,0 +1,101 @@
+"""What an engine asks of a device. A new kind of device is one module that offers these things, and a row in ``_DEVICES``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from kogc.codegen.launch import Launch
+from kogc.errors import BadInput
+
+if TYPE_CHECKING:
+    from kogc.artifact import Artifact
+
+#: Target name → module and class.
+_DEVICES = {"cpu": ("kogc.runtime.cpu", "CpuDevice")}
+
+
+class Block(Protocol):
+    """Zeroed memory the kernel can use. ``address`` is the kernel's pointer."""
+
+    address: int
+    nbytes: int
+
+    def view(self, dtype: type | np.dtype) -> np.ndarray:
+        """The memory as seen by the host (blocks made with ``host=True``)."""
+        ...
+
+    def clear(self) -> None:
+        """Fill with zeros."""
+        ...
+
+    def free(self) -> None:
+        """Give the memory back. Harmless when done twice."""
+        ...
+
+
+class Running(Protocol):
+    """A kernel that was started."""
+
+    def wait(self, seen: int) -> bool:
+        """Return when more than ``seen`` tokens are there, or with False when the kernel has left. Ctrl-C is served meanwhile."""
+        ...
+
+    def cancel(self) -> None:
+        """Tell the kernel to leave at its next step or wait. Returns at once."""
+        ...
+
+    def join(self) -> None:
+        """Return when the kernel has left. Raises EnvironmentFailure when it could not be run at all."""
+        ...
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a kernel asks for, in bytes: exchange buffers, KV caches of one session, probe values (probe builds)."""
+
+    exchange: int
+    kv: int
+    probe: int
+
+
+class Device(Protocol):
+    """One loaded kernel and the memory around it. ``columns``: tokens of its largest step."""
+
+    needs: Needs
+    columns: int
+
+    def alloc(self, nbytes: int, what: str, host: bool = False) -> Block:
+        """Zeroed memory; ``host``: visible to both sides. Raises EnvironmentFailure naming ``what`` when there is none."""
+        ...
+
+    def upload(self, data: np.ndarray) -> int:
+        """Make read-only ``data`` (uint8) available to the kernel; its pointer there. The device keeps it until closed."""
+        ...
+
+    def start(self, launch: Launch, left: Callable[[], None]) -> Running:
+        """Begin a launch and return at once; ``left`` is called, from any thread, when the kernel has left.
+
+        What ``launch`` points to must live until then.
+        """
+        ...
+
+    def close(self) -> None:
+        """Free everything uploaded."""
+        ...
+
+
+def open_device(artifact: Artifact, defines: tuple[str, ...] = ()) -> Device:
+    """Load the artifact's kernel on its device; with ``defines``, a build of its source with those macros.
+
+    Raises ArtifactError, MachineMismatch, ToolchainError.
+    """
+    target = artifact.manifest.target
+    if target not in _DEVICES:
+        raise BadInput(f"{artifact.path} is for target {target}; this kogc runs {', '.join(_DEVICES)}")
+    module, name = _DEVICES[target]
+    return getattr(import_module(module), name)(artifact, defines)

@@ -1,0 +1,286 @@
+"""The engine: one artifact on one device, ready to generate."""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kogc.errors import BadInput, ContextOverflow
+from kogc.runtime.device import Block, Device, open_device
+from kogc.runtime.generation import Generation
+from kogc.runtime.job import Fault, Job, Pointers, Request
+from kogc.runtime.session import Session
+from kogc.runtime.text import TextStream
+from kogc.targets import target_facts
+
+if TYPE_CHECKING:
+    from kogc.artifact import Artifact
+
+
+#: Longer waits than this would not fit the kernel's clock: decades.
+_LONGEST_S = 1e9
+
+
+class Engine:
+    """Runs an artifact. A context manager: ``close`` stops what runs and frees everything.
+
+    ``stall_timeout``: seconds a worker waits for another before the launch is aborted (``None``: what target.toml says;
+    time without a processor does not count). ``probe``: run a build of the
+    artifact's source that also stores every stage's outputs; ``fault``: one that injects this fault (both need a compiler).
+    Raises ArtifactError for a damaged file, MachineMismatch, ToolchainError, EnvironmentFailure.
+    """
+
+    def __init__(
+        self, artifact: Artifact, *, stall_timeout: float | None = None, probe: bool = False, fault: Fault | None = None
+    ) -> None:
+        self.artifact = artifact
+        limit = _positive(stall_timeout)
+        self._probing, self._fault = probe, fault
+        artifact.verify_hashes()
+        self._device = open_device(artifact, ("KOGC_PROBE",) * probe + ("KOGC_FAULT",) * (fault is not None))
+        self._stall_timeout = limit or target_facts(artifact.manifest.target)["spin_limit_s"]
+        self._exchange = self._device.alloc(self._device.needs.exchange, "the exchange buffers")
+        self._kv = self._allocate_kv()
+        self._pointers = Pointers(
+            **{name: self._device.upload(artifact.section(name)) for name in ("stream", "embed", "consts", "plan")},
+            exchange=self._exchange.address,
+        )
+        #: Held while a kernel runs: exchange buffers exist once. The kernel's own end releases it.
+        self._running = threading.Lock()
+        self._jobs: weakref.WeakSet[Job] = weakref.WeakSet()
+        self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+        self._closed = False
+        # Also at the interpreter's end: no kernel may write while memory is taken down.
+        self._finalizer = weakref.finalize(self, _stop_all, self._jobs, self._device)
+
+    def generate(
+        self,
+        prompt: str | Sequence[int],
+        max_tokens: int = 256,
+        stop: str | int | Sequence[str | int] | None = None,
+        session: Session | None = None,
+        stall_timeout: float | None = None,
+    ) -> Generation:
+        """Continue ``prompt`` (text or ids) greedily and return an iterator over the tokens.
+
+        The artifact's EOS ids always end it; ``stop`` adds strings and ids. With a ``session`` the prompt continues that
+        conversation, else the context starts empty. The kernel starts at once and runs ahead of a slow reader; while
+        another generation of this engine runs, the call waits for its end.
+
+        Raises BadInput (empty prompt, id outside the vocabulary, text without tokenizer …) and ContextOverflow here,
+        KernelStalled and NumericError while iterating.
+        """
+        called_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+        self._check_open()
+        stop_texts, stop_ids = self._stops(stop)
+        if not isinstance(max_tokens, int | np.integer) or max_tokens < 1:
+            raise BadInput(f"max_tokens must be at least 1, not {max_tokens!r}")
+        if session is not None:
+            if session not in self._sessions:
+                # Its caches have another engine's size: the kernel would write outside of them.
+                raise BadInput("the session belongs to another engine; make one with this engine's session()")
+            session.claim()
+        try:
+            # A conversation under way needs no second start token.
+            new = self._ids(prompt, start=session is None or not session.ids)
+            ids = (session.pending if session else []) + new
+            start = session.cached if session else 0
+            self._check_room(start, len(ids))
+            text = TextStream(self.artifact.tokenizer, ids, stop_texts)
+            # After the last position one more token can be sampled, but not continued.
+            ring = min(max_tokens, self.artifact.manifest.context - start - len(ids) + 1)
+            job = self._start(
+                Request(
+                    ids, start, session.kv if session else self._kv, _positive(stall_timeout) or self._stall_timeout,
+                    max_tokens=ring, stop_ids=stop_ids,
+                )
+            )  # fmt: skip
+        except BaseException:
+            if session is not None:
+                session.release()
+            raise
+        if session is not None:
+            session.attach(job)
+        settled = partial(self._settle, session, new, start + len(ids), ring < max_tokens)
+        return Generation(job, text, ids, called_ns, settled)
+
+    def logits(self, ids: Sequence[int]) -> np.ndarray:
+        """Teacher-forced logits, fp32 [T, vocab]: row t follows ``ids[: t + 1]``. The context starts empty.
+
+        Raises BadInput, ContextOverflow, KernelStalled, NumericError.
+        """
+        return self._teacher_forced(self._checked(ids))
+
+    def probe(self, ids: Sequence[int]) -> np.ndarray:
+        """What the stages published in the last step of a teacher-forced run over ``ids``: fp32 [probe floats].
+
+        ``kogc.codegen.layout`` says where each value lies. Raises BadInput unless the engine was made with ``probe=True``.
+        """
+        if not self._probing:
+            raise BadInput("this engine has no probes; make it with artifact.engine(probe=True)")
+        ids = self._checked(ids)
+        memory = self._device.alloc(self._device.needs.probe, "the probes", host=True)
+        self._teacher_forced(ids, probe=memory)
+        return memory.view(np.float32)
+
+    def session(self) -> Session:
+        """A conversation with KV caches of its own: pass it to ``generate`` and only new tokens are processed."""
+        self._check_open()
+        session = Session(self._allocate_kv())
+        self._sessions.add(session)
+        return session
+
+    def close(self) -> None:
+        """Cancel what runs and free all memory. Later calls raise BadInput."""
+        if self._closed:
+            return
+        self._closed = True
+        self._finalizer()
+        for session in self._sessions:
+            session.close()
+        self._exchange.free()
+        self._kv.free()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    # ── launches ──
+
+    def _settle(self, session: Session | None, new: list[int], position: int, cut_short: bool, done: Generation) -> None:
+        """A generation has ended that began with the ``new`` ids and generated from context ``position`` on.
+
+        ``cut_short``: the context allowed fewer tokens than were asked for.
+        """
+        if cut_short and done.finish_reason == "length":
+            done.finish_reason = "context"
+        if session is not None:
+            # The last token was sampled, but not processed; a prompt that was interrupted is processed again.
+            cached = position + len(done.ids) - 1 if done.ids else session.cached
+            session.settle(session.ids + new + done.ids, cached)
+
+    def _teacher_forced(self, ids: list[int], probe: Block | None = None) -> np.ndarray:
+        """Run over ``ids`` from an empty context; the logits, fp32 [T, vocab]."""
+        vocab = self.artifact.manifest.vocab
+        logits = self._device.alloc(4 * len(ids) * vocab, "the logits", host=True)
+        request = Request(
+            ids, 0, self._kv, self._stall_timeout,
+            teacher_forced=True, logits=logits.address, probe=probe.address if probe else 0,
+        )  # fmt: skip
+        self._start(request).finish()
+        return logits.view(np.float32).reshape(len(ids), vocab)
+
+    def _start(self, request: Request) -> Job:
+        self._running.acquire()
+        try:
+            self._check_open()
+            # Whatever a cancelled or aborted launch left there must not look like a value of this one.
+            self._exchange.clear()
+            job = Job(
+                self._device, self._pointers, request, self._fault,
+                self.artifact.manifest.stages, self._device.columns, self._running.release,
+            )  # fmt: skip
+        except BaseException:
+            self._running.release()
+            raise
+        self._jobs.add(job)
+        return job
+
+    def _allocate_kv(self) -> Block:
+        return self._device.alloc(self._device.needs.kv, f"KV caches of {self.artifact.manifest.context} positions")
+
+    # ── input ──
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise BadInput("the engine is closed; make another with artifact.engine()")
+
+    def _ids(self, prompt: str | Sequence[int], start: bool) -> list[int]:
+        """The prompt as ids. A text at the ``start`` of a context gets the tokenizer's special tokens."""
+        if isinstance(prompt, str):
+            tokenizer = self.artifact.tokenizer
+            if tokenizer is None:
+                raise BadInput(
+                    f"{self.artifact.path} has no tokenizer, so prompts must be ids (--ids 1,2,3); "
+                    "compile with --tokenizer PATH to add one"
+                )
+            try:
+                prompt.encode()
+            except UnicodeEncodeError as error:
+                raise BadInput(f"the prompt is not valid text: character {error.start} is half of a surrogate pair or a stray byte") from None
+            ids = tokenizer.encode(prompt, add_special_tokens=start).ids
+        else:
+            ids = _listed(prompt)
+        bos = self.artifact.manifest.bos_id
+        if not ids and start and bos is not None:
+            ids = [bos]
+        return self._valid(ids)
+
+    def _checked(self, ids: Sequence[int]) -> list[int]:
+        self._check_open()
+        ids = self._valid(_listed(ids))
+        self._check_room(0, len(ids))
+        return ids
+
+    def _valid(self, ids: list[int]) -> list[int]:
+        if not ids:
+            raise BadInput("the prompt is empty and the model has no start token; give at least one token")
+        vocab = self.artifact.manifest.vocab
+        for index, token in enumerate(ids):
+            if not isinstance(token, int | np.integer) or isinstance(token, bool):
+                raise BadInput(f"token {index} of the prompt is {token!r}, not an integer id")
+            if not 0 <= token < vocab:
+                raise BadInput(f"token {index} of the prompt is {token}, outside the vocabulary of {vocab} (0 to {vocab - 1})")
+        return [int(token) for token in ids]
+
+    def _check_room(self, start: int, tokens: int) -> None:
+        context = self.artifact.manifest.context
+        if start + tokens > context:
+            raise ContextOverflow(start, tokens, context)
+
+    def _stops(self, stop: str | int | Sequence[str | int] | None) -> tuple[list[str], tuple[int, ...]]:
+        """Stop strings and all ids that end a generation."""
+        entries = [] if stop is None else [stop] if isinstance(stop, str | int | float | np.integer) else list(stop)
+        texts = [entry for entry in entries if isinstance(entry, str)]
+        ids = [entry for entry in entries if not isinstance(entry, str)]
+        if any(not text for text in texts):
+            raise BadInput("a stop string is empty; leave it out")
+        if texts and self.artifact.tokenizer is None:
+            raise BadInput(f"{self.artifact.path} has no tokenizer, so stop can only hold ids")
+        vocab = self.artifact.manifest.vocab
+        for entry in ids:
+            if not isinstance(entry, int | np.integer) or not 0 <= entry < vocab:
+                raise BadInput(f"stop holds {entry!r}, which is neither text nor an id below {vocab}")
+        own = (token for token in self.artifact.manifest.eos_ids if 0 <= token < vocab)
+        return texts, tuple(dict.fromkeys((*own, *map(int, ids))))
+
+
+def _positive(stall_timeout: float | None) -> float | None:
+    if stall_timeout is None:
+        return None
+    if not isinstance(stall_timeout, int | float | np.number) or not stall_timeout > 0:
+        raise BadInput(f"stall_timeout must be a positive number of seconds, not {stall_timeout!r}")
+    return min(stall_timeout, _LONGEST_S)
+
+
+def _listed(ids: Sequence[int]) -> list[int]:
+    """``ids`` as a list. Raises BadInput for what is neither text nor a sequence."""
+    try:
+        return ids.tolist() if hasattr(ids, "tolist") else list(ids)  # arrays and tensors
+    except TypeError:
+        raise BadInput(f"the prompt is {ids!r}, expected text or a list of token ids") from None
+
+
+def _stop_all(jobs: weakref.WeakSet[Job], device: Device) -> None:
+    """Cancel and join every kernel, then let go of the device."""
+    for job in list(jobs):
+        job.stop()
+    device.close()

@@ -1,0 +1,80 @@
+"""Which binary runs: the artifact's own, one built here from its source, or none, with the reason."""
+
+import pytest
+
+from kogc.errors import ArtifactError, BadInput, MachineMismatch
+from kogc.runtime import cpu_library
+from kogc.targets.cpu import toolchain
+from kogc.targets.cpu.features import machine
+
+pytestmark = pytest.mark.compiler
+
+
+def generated(artifact):
+    with artifact.engine() as engine:
+        return [token.id for token in engine.generate([3], max_tokens=3)]
+
+
+def test_the_own_binary_needs_no_compiler(fake, expected, monkeypatch):
+    monkeypatch.setattr(toolchain, "compiler", None)
+    assert generated(fake) == expected([3], 3)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"cpu_features": ("avx2", "avx9")},
+        {"toolchain": {"platform": "plan9", "machine": machine()}},
+        {"toolchain": {"platform": "linux", "machine": "m68k"}},
+    ],
+)
+def test_another_machines_artifact_is_built_again(make_artifact, expected, changes):
+    artifact = make_artifact(binary=b"not for this machine", **changes)
+    assert generated(artifact) == expected([3], 3)
+
+
+def test_without_a_compiler_the_missing_features_are_named(make_artifact, monkeypatch):
+    artifact = make_artifact(cpu_features=("avx2", "avx9"))
+    monkeypatch.setenv("KOGC_CXX", "/nowhere/c++")
+    with pytest.raises(MachineMismatch, match=r"its CPU has avx9.*cannot be built here.*compile the model again") as caught:
+        artifact.engine()
+    assert caught.value.exit_code == 1
+
+
+def test_a_binary_that_is_none(make_artifact):
+    with pytest.raises(ArtifactError, match="section kernel.so cannot be loaded"):
+        make_artifact(binary=b"\x7fELF and nothing else").engine()
+
+
+def test_a_library_that_is_no_kernel(make_artifact):
+    binary = toolchain.build('extern "C" int other() { return 1; }').read_bytes()
+    with pytest.raises(ArtifactError, match="section kernel.so cannot be loaded"):
+        make_artifact(binary=binary).engine()
+
+
+def test_another_launch_version(make_artifact, monkeypatch):
+    monkeypatch.setattr(cpu_library, "LAUNCH_VERSION", 99)
+    with pytest.raises(ArtifactError, match="launch version 1, this kogc 99; compile the model again"):
+        make_artifact().engine()
+
+
+def test_kernel_and_manifest_must_belong_together(make_artifact):
+    with pytest.raises(ArtifactError, match=r"do not belong together \(workers: 3 and 4\)"):
+        make_artifact(workers=4).engine()
+
+
+def test_another_target(make_artifact):
+    with pytest.raises(BadInput, match="is for target abacus; this kogc runs cpu"):
+        make_artifact(target="abacus").engine(stall_timeout=1)
+
+
+@pytest.mark.parametrize("rubbish", [lambda data: data[: len(data) // 3], lambda data: b"", lambda data: b"garbage"])
+def test_a_damaged_extracted_library_is_written_again(make_artifact, expected, monkeypatch, tmp_path, rubbish):
+    """Loading half a library kills the process (SIGBUS), so it must never come to that."""
+    artifact = make_artifact()
+    binary = bytes(artifact.binary)
+    monkeypatch.setenv("KOGC_CACHE_DIR", str(tmp_path / "cache"))
+    path = cpu_library._extracted(binary)
+    path.write_bytes(rubbish(binary))
+    assert generated(artifact) == expected([3], 3)
+    assert path.read_bytes() == binary
