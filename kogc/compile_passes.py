@@ -1,0 +1,93 @@
+"""The passes in their order: traced graph in, rendered kernel out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from kogc.codegen.pack_index import PackIndex, pack_index
+from kogc.codegen.render import Rendered, render
+from kogc.dump import Dump
+from kogc.frontend.errors import FrontendError
+from kogc.frontend.model_input import ModelInput
+from kogc.frontend.trace import trace
+from kogc.ir.graph import Graph, Node
+from kogc.ir.passes.prove import settle_slots
+from kogc.ir.passes.fuse import fuse
+from kogc.ir.passes.partition import partition
+from kogc.ir.passes.prove import prove
+from kogc.ir.passes.recognize import recognize
+from kogc.ir.passes.roll import roll
+from kogc.ir.passes.schedule import schedule
+from kogc.ir.passes.schedule_splits import choose_splits, with_splits
+from kogc.ir.passes.views import separate_views
+from kogc.ir.program import Program, Schedule
+from kogc.ir.verify import verify
+from kogc.targets import Target
+from kogc.verify import Progress
+
+#: Tokens a step may process: prompts go in by fours, generated tokens one at a time.
+STEP_TOKENS = (1, 4)
+
+
+@dataclass(frozen=True)
+class Planned:
+    """Everything about a kernel except its weights: the decode graph it computes, what it does, who does it, its text.
+    ``leaves`` say how its weights are made from the model's (``ViewedWeights``)."""
+
+    graph: Graph
+    program: Program
+    schedule: Schedule
+    index: PackIndex
+    rendered: Rendered
+    leaves: Mapping[str, Node]
+
+
+def plan(model: ModelInput, dtype: str, workers: int, target: Target, dump: Dump, tell: Progress) -> Planned:
+    """Run all passes on ``model`` without reading a weight. Every pass's result is verified and handed to ``dump``.
+
+    Raises FrontendError, UnrecognizedOp, GraphError: naming the op and the line of the user's model.
+    """
+    graph = decode_graph(model, dump, tell)
+    tell("planning", 0, 0)
+    (part,) = partition(graph).graphs
+    dump("partition", verify(part))
+    viewed = separate_views(part)
+    part = verify(viewed.graph)
+    dump("views", part)
+    stages = fuse(part)
+    verify(stages.graph)
+    dump("stages", stages)
+    capacity = _context(model, part)
+    rolled = roll(stages, capacity, dtype, STEP_TOKENS, model.name)
+    split = with_splits(rolled, choose_splits(rolled, workers))
+    work = schedule(split, workers, target.tile_rows)
+    program = settle_slots(split, work)
+    dump("program", program)
+    dump("schedule", work)
+    tell("proving the sync plan", 0, 0)
+    prove(program, work)
+    tell("rendering", 0, 0)
+    index = pack_index(program, work, target.layout)
+    rendered = render(program, work, target, index)
+    dump("kernel", rendered.source)
+    return Planned(part, program, work, index, rendered, viewed.leaves)
+
+
+def _context(model: ModelInput, graph: Graph) -> int:
+    """Positions to compile for. Raises FrontendError when the model's caches hold fewer than were asked for."""
+    held = min(node.type.shape[1] for node in graph if node.op == "cache")
+    if model.context is not None and model.context > held:
+        raise FrontendError(f"{model.name}: a context of {model.context} was asked for, its caches hold {held} positions")
+    return model.context or held
+
+
+def decode_graph(model: ModelInput, dump: Dump, tell: Progress) -> Graph:
+    """Trace ``model`` and recognise its decode ops."""
+    tell("tracing", 0, 0)
+    traced = verify(trace(model.module, model.context, name=model.name))
+    dump("trace", traced)
+    tell("recognising", 0, 0)
+    graph = verify(recognize(traced))
+    dump("decode", graph)
+    return graph

@@ -1,0 +1,132 @@
+"""From a plan to a file: build the kernel, pack the weights, run the gate, give the file its name."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+
+from kogc import __version__
+from kogc.artifact import IR, PROGRAM, TOKENIZER, weights_name
+from kogc.artifact_manifest import Manifest, Section
+from kogc.artifact_writer import ArtifactWriter
+from kogc.codegen.launch import LAUNCH_VERSION
+from kogc.codegen.pack import pack_stream
+from kogc.compile_passes import Planned
+from kogc.frontend.model_input import ModelInput
+from kogc.ir.passes.views import ViewedWeights
+from kogc.ir.serialize import graph_to_json, to_json
+from kogc.targets import Target
+from kogc.verify import GateFailed, GateResult, Progress, Reference, run_gate
+
+SOURCE_MEMBER, BINARY_MEMBER = "kernel.cpp", "kernel.so"
+
+
+def write_artifact(
+    path: Path,
+    model: ModelInput,
+    planned: Planned,
+    target: Target,
+    key: str,
+    weights: bool,
+    reference: tuple[str, Reference] | None,
+    tell: Progress,
+) -> GateResult | None:
+    """Write the artifact of ``planned`` to ``path``; the file appears there only when everything, gate included, is done.
+
+    ``reference``: (name, logits) to hold the kernel against, None for no gate. Returns what the gate found.
+    Raises OutputFailure, ToolchainError, PackError; GateFailed when the kernel is off, and then nothing is written.
+    """
+    toolchain = import_module(f"kogc.targets.{target.name}.toolchain")
+    tell("building the kernel", 0, 0)
+    binary = toolchain.build(planned.rendered.source).read_bytes()
+    texts = {
+        SOURCE_MEMBER: planned.rendered.source.encode(),
+        BINARY_MEMBER: binary,
+        PROGRAM: to_json(planned.program).encode(),
+        IR: graph_to_json(planned.graph).encode(),
+    }
+    if model.tokenizer_json is not None:
+        texts[TOKENIZER] = model.tokenizer_json.encode()
+    packed = planned.index.total_bytes + len(planned.rendered.plan) if weights else 0
+    tables = sum(table.nbytes for table in planned.graph.tables.values())
+    with ArtifactWriter(path, packed + tables + sum(map(len, texts.values()))) as writer:
+        for name, data in texts.items():
+            writer.add(name, data)
+        writer.add_tables(planned.graph.tables)
+        if weights:
+            _pack(writer, model, planned, target, tell)
+        writer.seal(_manifest(model, planned, target, toolchain, key, weights))
+        return _gate(writer, reference, tell) if reference else None
+
+
+def _pack(writer: ArtifactWriter, model: ModelInput, planned: Planned, target: Target, tell: Progress) -> None:
+    """Fill ``weights/rank-0.bin``: streams, embedding tables and constants, and behind them the plan."""
+    index, plan = planned.index, planned.rendered.plan
+    with writer.region(weights_name(0), index.total_bytes + len(plan)) as out:
+        pack_stream(
+            planned.program,
+            planned.schedule,
+            ViewedWeights(model.weights, planned.leaves),
+            target.layout,
+            out[: index.total_bytes],
+            planned.graph.tables,
+            progress=lambda done, total: tell("packing weights", done, total),
+        )
+        out[index.total_bytes :] = memoryview(plan)
+
+
+def _gate(writer: ArtifactWriter, reference: tuple[str, Reference], tell: Progress) -> GateResult:
+    """Run the gate on the file that has no name yet, and record the result in it."""
+    name, logits = reference
+    with writer.preview() as artifact:
+        result = run_gate(artifact, logits, name, progress=tell)
+    if not result.passed:
+        raise GateFailed(f"the kernel fails the accuracy gate: {result.problem}; --no-gate writes the artifact all the same")
+    writer.amend(gate=result.to_json())
+    return result
+
+
+def _manifest(model: ModelInput, planned: Planned, target: Target, toolchain, key: str, weights: bool) -> Manifest:
+    program, index, rendered = planned.program, planned.index, planned.rendered
+    return Manifest(
+        model=model.name,
+        target=target.name,
+        dtype=program.dtype,
+        vocab=program.vocab,
+        context=program.capacity,
+        workers=planned.schedule.workers,
+        tile_rows=planned.schedule.tile_rows,
+        step_tokens=program.step_tokens,
+        launch_version=LAUNCH_VERSION,
+        kv_bytes=rendered.kv_bytes,
+        exchange_bytes=rendered.exchange_bytes,
+        stages=rendered.stages,
+        sections=(_sections(planned),) if weights else (),
+        ranks=program.ranks,
+        probe_bytes=0,
+        model_type=model.config.get("model_type"),
+        shapes=_shapes(program.meta),
+        bos_id=model.bos_id,
+        eos_ids=model.eos_ids,
+        chat_template=model.chat_template,
+        toolchain=toolchain.toolchain_facts(),
+        cpu_features=toolchain.required_features(),
+        build_key=key,
+        meta={"padding_bytes": index.padding_bytes},
+        kogc=__version__,
+    )
+
+
+def _sections(planned: Planned) -> dict[str, Section]:
+    """Where the launch struct's pointers point to in the packed file."""
+    index = planned.index
+    return {
+        "stream": Section(0, index.embed_offset),
+        "embed": Section(index.embed_offset, index.const_offset - index.embed_offset),
+        "consts": Section(index.const_offset, index.total_bytes - index.const_offset),
+        "plan": Section(index.total_bytes, len(planned.rendered.plan)),
+    }
+
+
+def _shapes(facts) -> dict[str, int]:
+    return {name: value for name, value in facts.items() if isinstance(value, int)}

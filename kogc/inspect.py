@@ -1,0 +1,96 @@
+"""What there is to know about an artifact without running anything from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from kogc.artifact import Artifact
+from kogc.ir.program import Program, Segment, Stage
+from kogc.traffic import Traffic, traffic
+
+
+@dataclass(frozen=True)
+class StageRow:
+    """One stage of the emitted code. ``bytes`` are the weights it streams per token over all its iterations."""
+
+    segment: str
+    name: str
+    kind: str
+    count: int
+    waits_for: tuple[str, ...]
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The figures of ``kogc inspect --summary``.
+
+    ``exchanges_per_layer``: stages of one layer that wait for a value another worker made, averaged over the layers.
+    ``traffic`` is counted at context position ``position``; ``file_bytes`` is the artifact's size.
+    """
+
+    model: str
+    target: str
+    dtype: str
+    workers: int
+    context: int
+    layers: int
+    stages: tuple[StageRow, ...]
+    exchanges_per_layer: float
+    traffic: Traffic
+    position: int
+    source_lines: int
+    file_bytes: int
+
+    def predicted_tok_s(self, gigabytes_per_second: float) -> float:
+        """Tokens per second of a machine that streams without gaps."""
+        return self.traffic.tokens_per_second(gigabytes_per_second)
+
+
+def summarize(artifact: Artifact, position: int | None = None) -> Summary:
+    """Read the figures out of an artifact; ``position`` defaults to half its context."""
+    program, manifest = artifact.program, artifact.manifest
+    at = manifest.context // 2 if position is None else position
+    layers = count_layers(program)
+    exchanges = sum(1 for *_, stage in program.instances() if _in_layer(stage) and waits(program, stage))
+    return Summary(
+        model=manifest.model,
+        target=manifest.target,
+        dtype=manifest.dtype,
+        workers=manifest.workers,
+        context=manifest.context,
+        layers=layers,
+        stages=tuple(_rows(program)),
+        exchanges_per_layer=exchanges / max(layers, 1),
+        traffic=traffic(program, at),
+        position=at,
+        source_lines=artifact.source.count("\n"),
+        file_bytes=artifact.path.stat().st_size,
+    )
+
+
+def count_layers(program: Program) -> int:
+    """Layers of the model: one attention each."""
+    return sum(1 for *_, stage in program.instances() if stage.attention)
+
+
+def waits(program: Program, stage: Stage) -> tuple[str, ...]:
+    """Names of the buffers that ``stage`` reads data from."""
+    return tuple(dict.fromkeys(o.buffer for o in stage.operands if program.buffer(o.buffer).payload != "cache"))
+
+
+def _in_layer(stage: Stage) -> bool:
+    heads = any(output.kind == "logits" for part in stage.parts for output in part.outputs)
+    return stage.kind in ("matvec", "attention") and not heads
+
+
+def _rows(program: Program) -> Iterator[StageRow]:
+    for segment in program.segments:
+        for stage in segment.stages:
+            yield _row(program, segment, stage)
+
+
+def _row(program: Program, segment: Segment, stage: Stage) -> StageRow:
+    alone = Program(**{**vars(program), "segments": (Segment(segment.name, segment.count, (stage,)),)})
+    return StageRow(segment.name, stage.name, stage.kind, segment.count, waits(program, stage), traffic(alone, 0).weights)

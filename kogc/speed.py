@@ -1,0 +1,76 @@
+"""A speed and what entitles anybody to print it: a passed gate on this machine and the bandwidth ceiling beside it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kogc.artifact import Artifact
+from kogc.cache import cache_folder, content_key, write_atomically
+from kogc.ceiling import read_ceiling
+from kogc.errors import KogcError
+from kogc.machine import machine_id
+from kogc.runtime.generation import Stats
+from kogc.traffic import traffic
+
+
+@dataclass(frozen=True)
+class Speed:
+    """``tok_s`` is None when no gate has passed on this machine. ``ceiling_share``: bytes per second reached, as a
+    fraction of what plain reading of the same bytes reaches. ``line`` says it all in one line."""
+
+    tok_s: float | None
+    ceiling_share: float | None
+    gate: Mapping[str, Any] | None
+    line: str
+
+
+def measured_speed(artifact: Artifact, stats: Stats) -> Speed:
+    """What may be said about a generation that just ended on ``artifact``."""
+    gate = passed_gate(artifact)
+    if gate is None:
+        note = "no accuracy gate has passed on this machine, so no speed is shown"
+        return Speed(None, None, None, f"{stats.tokens} tokens; {note}: run `kogc verify {artifact.path}`")
+    if stats.decode_tok_s is None:
+        return Speed(None, None, gate, f"{stats.tokens} tokens, too few for a speed; accuracy gate passed")
+    share = _ceiling_share(artifact, stats)
+    beside = f"{share:.0%} of the read ceiling" if share is not None else "read ceiling not measured (no C++ compiler here)"
+    first = f"first token after {stats.ttft_s * 1e3:.0f} ms, " if stats.ttft_s is not None else ""
+    line = f"{stats.tokens} tokens, {first}{stats.decode_tok_s:.0f} tok/s = {beside}, accuracy gate passed ({gate['rel_rmse']:.1e} of {gate['limit']:.0e})"
+    return Speed(stats.decode_tok_s, share, gate, line)
+
+
+def passed_gate(artifact: Artifact) -> Mapping[str, Any] | None:
+    """The gate that passed for exactly this file on this machine: at compile time, or by a later `kogc verify`."""
+    recorded = artifact.manifest.gate
+    if recorded and recorded["passed"] and recorded["machine"] == machine_id():
+        return recorded
+    try:
+        later = json.loads(_record(artifact).read_text())
+    except (OSError, ValueError, KogcError):
+        return None
+    return later if later["passed"] and later["machine"] == machine_id() else None
+
+
+def remember_gate(artifact: Artifact, gate: Mapping[str, Any]) -> None:
+    """Keep the result of `kogc verify` beside the cache: the artifact itself is never rewritten."""
+    write_atomically(_record(artifact), json.dumps(dict(gate)).encode())
+
+
+def _record(artifact: Artifact) -> Path:
+    # The manifest holds the hash of every member, so it identifies the content wherever the file lies.
+    return cache_folder("gates") / f"{content_key(artifact.manifest.to_json())}.json"
+
+
+def _ceiling_share(artifact: Artifact, stats: Stats) -> float | None:
+    stream = artifact.section("stream")
+    try:
+        ceiling = read_ceiling(stream, artifact.manifest.workers)
+    except KogcError:
+        return None
+    middle = stats.prompt_tokens + stats.tokens // 2
+    per_token = stream.nbytes + traffic(artifact.program, min(middle, artifact.manifest.context - 1)).kv
+    return stats.decode_tok_s * per_token / ceiling

@@ -1,0 +1,86 @@
+"""What the commands do when all is well."""
+
+import json
+
+import pytest
+
+pytestmark = [pytest.mark.compiler, pytest.mark.zig]
+
+
+def test_run_json_is_one_object_on_stdout(kogc, tiny_kog):
+    done = kogc("run", tiny_kog, "--ids", "1,2,3", "--max-tokens", "5", "--json")
+    assert done.code == 0 and done.out.count("\n") == 1
+    result = json.loads(done.out)
+    assert {"schema", "prompt_ids", "ids", "text", "finish_reason", "ttft_s", "decode_tok_s", "gate"} <= set(result)
+    assert result["prompt_ids"] == [1, 2, 3] and len(result["ids"]) == 5 and result["finish_reason"] == "length"
+    assert result["text"] is None, "no tokenizer, no text"
+    assert result["gate"]["passed"] and result["decode_tok_s"] > 0
+    assert " ".join(map(str, result["ids"])) in done.err, "the stream goes to stderr"
+
+
+def test_run_streams_to_stdout_and_tells_the_speed_beside_the_gate(kogc, tiny_kog):
+    done = kogc("run", tiny_kog, "--ids", "1,2,3", "--max-tokens", "9")
+    assert done.code == 0 and len(done.out.split()) == 9
+    assert "tok/s" in done.err and "gate passed" in done.err
+
+
+def test_no_speed_without_a_gate(kogc, tiny_pt, tmp_path):
+    path = tmp_path / "ungated.kog"
+    assert kogc("compile", tiny_pt, "-o", path, "--no-gate", "--max-context", "32").code == 0
+    done = kogc("run", path, "--ids", "1", "--max-tokens", "4", "--json")
+    assert json.loads(done.out)["decode_tok_s"] is None and json.loads(done.out)["gate"] is None
+    assert "tok/s" not in kogc("run", path, "--ids", "1", "--max-tokens", "4").err
+
+
+def test_compile_again_does_nothing(kogc, tiny_pt, tiny_kog):
+    before = tiny_kog.stat().st_mtime_ns, tiny_kog.stat().st_ino
+    done = kogc("compile", tiny_pt, "-o", tiny_kog, "--workers", "2", "--json")
+    assert done.code == 0 and json.loads(done.out)["cached"] is True
+    assert (tiny_kog.stat().st_mtime_ns, tiny_kog.stat().st_ino) == before
+    done = kogc("compile", tiny_pt, "-o", tiny_kog, "--workers", "1", "--json")
+    assert json.loads(done.out)["cached"] is False and json.loads(done.out)["workers"] == 1
+
+
+def test_dump_ir_writes_every_pass(kogc, tiny_pt, tmp_path):
+    folder = tmp_path / "ir"
+    assert kogc("compile", tiny_pt, "-o", tmp_path / "t.kog", "--dump-ir", folder).code == 0
+    names = " ".join(sorted(path.name for path in folder.iterdir()))
+    for word in ("trace", "decode", "partition", "stages", "program", "schedule", "kernel"):
+        assert word in names, names
+
+
+def test_inspect_shows_source_ir_program_summary_and_graph(kogc, tiny_kog, tmp_path):
+    assert "stage_" in kogc("inspect", tiny_kog, "--source").out
+    assert "rms_norm" in kogc("inspect", tiny_kog, "--ir").out
+    assert json.loads(kogc("inspect", tiny_kog, "--program").out)["program"]["segments"]
+    summary = kogc("inspect", tiny_kog, "--summary", "--bandwidth", "20").out
+    for word in ("exchanges per layer", "bytes per token", "20"):
+        assert word in summary, summary
+    picture = tmp_path / "stages.svg"
+    assert kogc("inspect", tiny_kog, "--graph", picture).code == 0
+    assert picture.read_text().startswith("<svg")
+
+
+def test_verify_against_model_and_against_its_own_ir(kogc, tiny_kog, tiny_pt):
+    against_torch = kogc("verify", tiny_kog, tiny_pt)
+    assert against_torch.code == 0 and "OFF" not in against_torch.out and "ok" in against_torch.out
+    alone = kogc("verify", tiny_kog)
+    assert alone.code == 0 and "IR" in alone.out
+    assert kogc("verify", tiny_kog, "--structure").code == 0
+
+
+def test_targets_and_doctor(kogc):
+    assert "cpu" in kogc("targets").out
+    done = kogc("doctor")
+    assert done.code == 0 and "compiler" in done.out.lower()
+
+
+@pytest.mark.parametrize("command", ["compile", "run", "inspect", "verify", "targets", "doctor", "demo"])
+def test_help_shows_examples(kogc, command):
+    done = kogc(command, "--help")
+    assert done.code == 0 and f"kogc {command}" in done.out and "Example" in done.out
+
+
+def test_help_lists_the_commands(kogc):
+    out = kogc("--help").out
+    assert all(name in out for name in ("compile", "run", "inspect", "verify", "targets", "doctor", "demo"))
