@@ -12,14 +12,14 @@ from kogc.frontend.errors import FrontendError
 from kogc.frontend.model_input import ModelInput
 from kogc.frontend.trace import trace
 from kogc.ir.graph import Graph, Node
-from kogc.ir.passes.prove import settle_slots
 from kogc.ir.passes.fuse import fuse
 from kogc.ir.passes.partition import partition
-from kogc.ir.passes.prove import prove
+from kogc.ir.passes.prove import prove, sampled_steps, settle_slots
 from kogc.ir.passes.recognize import recognize
 from kogc.ir.passes.roll import roll
 from kogc.ir.passes.schedule import schedule
 from kogc.ir.passes.schedule_splits import choose_splits, with_splits
+from kogc.ir.passes.spans import PlanError
 from kogc.ir.passes.views import separate_views
 from kogc.ir.program import Program, Schedule
 from kogc.ir.verify import verify
@@ -62,16 +62,28 @@ def plan(model: ModelInput, dtype: str, workers: int, target: Target, dump: Dump
     rolled = roll(stages, capacity, dtype, STEP_TOKENS, model.name)
     split = with_splits(rolled, choose_splits(rolled, workers))
     work = schedule(split, workers, target.tile_rows)
-    program = settle_slots(split, work)
+    tell("proving the sync plan", 0, 0)
+    program = _proven(split, work)
     dump("program", program)
     dump("schedule", work)
-    tell("proving the sync plan", 0, 0)
-    prove(program, work)
     tell("rendering", 0, 0)
     index = pack_index(program, work, target.layout)
     rendered = render(program, work, target, index)
     dump("kernel", rendered.source)
     return Planned(part, program, work, index, rendered, viewed.leaves)
+
+
+def _proven(program: Program, work: Schedule) -> Program:
+    """The program with slots under which its sync plan is safe, even if prompt steps dropped the sampler; else, with the
+    sampler's waits in every step, which the templates keep. Raises PlanError when that is not safe either."""
+    try:
+        settled = settle_slots(program, work)
+        prove(settled, work)
+    except PlanError:
+        settled = settle_slots(program, work, step_kinds=sampled_steps)
+        steps = 3 + max(buffer.slots for buffer in settled.buffers)
+        prove(settled, work, step_kinds=sampled_steps(steps))
+    return settled
 
 
 def _context(model: ModelInput, graph: Graph) -> int:

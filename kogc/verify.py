@@ -180,7 +180,7 @@ def judge(runs: Sequence[np.ndarray], expected: np.ndarray, dtype: str, referenc
 
 def with_stages(result: GateResult, stages: Sequence[StageCheck]) -> GateResult:
     """``result`` with what the probe found; the first stage that is off is the problem to look at."""
-    bad = next((check for check in stages if not check.passed), None)
+    bad = _first_off(stages)
     problem = result.problem
     if bad:
         found = f"stage {bad.stage} is the first that is off (relative RMSE {bad.rel_rmse:.2e} of {result.limit:.0e}, iteration {bad.iteration})"
@@ -188,6 +188,13 @@ def with_stages(result: GateResult, stages: Sequence[StageCheck]) -> GateResult:
     return dataclasses.replace(
         result, passed=problem is None, problem=problem, stages=tuple(stages), first_bad_stage=bad.stage if bad else None
     )
+
+
+def _first_off(stages: Sequence[StageCheck]) -> StageCheck | None:
+    """The stage where the error began: in a loop, an earlier iteration comes before every stage of a later one."""
+    loops = list(dict.fromkeys(check.segment for check in stages))
+    off = [check for check in stages if not check.passed]
+    return min(off, key=lambda check: (loops.index(check.segment), check.iteration), default=None)
 
 
 # ── references ──

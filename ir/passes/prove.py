@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from kogc.ir.passes.exchange import SyncPlan, sync_plan
 from kogc.ir.passes.prove_walk import Overwrite, Walk
@@ -61,8 +62,16 @@ def prove_plan(plan: SyncPlan, steps: int = 3, step_kinds: Sequence[Sequence[str
     return Proof(sequences, waits, reads, overwrites)
 
 
-def settle_slots(program: Program, schedule: Schedule, steps: int = 3, tagged: bool = False) -> Program:
+def settle_slots(
+    program: Program,
+    schedule: Schedule,
+    steps: int = 3,
+    tagged: bool = False,
+    step_kinds: Callable[[int], Sequence[Sequence[str]]] | None = None,
+) -> Program:
     """The program with the fewest slots per buffer that prove; buffers of caches carry no data and keep one.
+
+    ``step_kinds`` gives the sequences of steps to walk for a number of steps; by default those that ``prove`` walks.
 
     Raises PlanError when no number of slots within two steps' writes is enough.
     """
@@ -78,11 +87,18 @@ def settle_slots(program: Program, schedule: Schedule, steps: int = 3, tagged: b
         slots[name] += 1
 
     proven: set[tuple[str, ...]] = set()
-    while open_ones := [kinds for kinds in _sequences(plan, max(steps, _lifetime(plan, slots))) if kinds not in proven]:
+    sequences = step_kinds or partial(_sequences, plan)
+    while open_ones := [kinds for kinds in sequences(max(steps, _lifetime(plan, slots))) if kinds not in proven]:
         before = dict(slots)
         walk.run([kind == TOKEN for kind in open_ones[0]], slots, grow)
         proven = proven | {open_ones[0]} if slots == before else set()
     return replace(program, buffers=tuple(replace(buffer, slots=slots[buffer.name]) for buffer in program.buffers))
+
+
+def sampled_steps(steps: int) -> list[tuple[str, ...]]:
+    """Steps in which all workers meet at the sampler, prompt or not: what kernels do that keep the sampler's waits and
+    publishes in prompt steps. For plans that need it: lanes that never exchange are held together by nothing else."""
+    return [(TOKEN,) * steps]
 
 
 def _slots(plan: SyncPlan) -> dict[str, int]:
