@@ -14,7 +14,7 @@ COMMAND = "import sys; from kogc.cli import main; main(sys.argv[1:])"
 @pytest.mark.parametrize("after_s", [0.5, 4.0])
 def test_ctrl_c_during_compile_leaves_nothing(tiny_pt, tmp_path, after_s):
     """Half a second is within the imports; four seconds are within tracing, or the build behind it."""
-    command = [sys.executable, "-c", COMMAND, "compile", tiny_pt, "-o", tmp_path / "tiny.kog", "--workers", "3"]
+    command = [sys.executable, "-P", "-c", COMMAND, "compile", tiny_pt, "-o", tmp_path / "tiny.kog", "--workers", "3"]
     environment = os.environ | {"KOGC_CACHE_DIR": str(tmp_path / "cache")}
     child = subprocess.Popen(list(map(str, command)), stderr=subprocess.PIPE, text=True, env=environment)
     time.sleep(after_s)

@@ -54,6 +54,7 @@ def linear(context: Context, node: Node, x: Act, weight: Weight, labels: tuple[s
     x_dims, w_dims = dict(zip(xs, x.layout.dims, strict=True)), dict(zip(ws, weight.layout.dims, strict=True))
     shared = [label for label in ws if label in xs and label in out and any(atom.stride for atom in w_dims[label])]
     x, x_dims = _on_lanes(context, node, x, x_dims, shared, w_dims)
+    x, x_dims = _equal_lanes(context, node, x, x_dims, [label for label in ws if label in xs and label not in out])
     pairs = [pair for label in ws if label in xs and label not in out for pair in paired(x_dims[label], w_dims[label])]
     x = _features(context, node, x, [a for a, _ in pairs], bool(shared))
     block = _stored(weight, pairs, x.space.lanes)
@@ -99,6 +100,18 @@ def _on_lanes(
     if dims[label] != (x.space.lane_atom,):
         raise NotUnderstood(f"a weight with {lanes} blocks meets an activation with another arrangement of its {x.space.lanes} lanes")
     return x, dims
+
+
+def _equal_lanes(context: Context, node: Node, x: Act, dims: dict[str, Dim], summed: Sequence[str]) -> tuple[Act, dict[str, Dim]]:
+    """x on lanes where the sum also runs over a broadcast of it: lanes that never came apart, side by side."""
+    repeats = [atom for label in summed for atom in dims[label] if not atom.stride]
+    if x.space.lanes is not None or len(repeats) != 1:
+        return x, dims
+    labels = list(dims)
+    x = context.with_lanes(x, repeats[0].size, node)
+    dims = dict(zip(labels, x.layout.dims, strict=True))
+    spread = {label: tuple(atom if atom.stride else x.space.lane_atom for atom in dims[label]) for label in summed}
+    return x, dims | spread
 
 
 def _features(context: Context, node: Node, x: Act, summed: list[Atom], laned: bool) -> Act:

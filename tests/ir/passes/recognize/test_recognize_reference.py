@@ -70,6 +70,9 @@ def test_llama(recognized, ops, changes):
         {"use_attention_comm": True, "use_mlp_comm": False},
         {"lm_head_type": "lane"},
         {"lm_head_type": "vocab_parallel"},
+        {"broadcast_delay": 3, "lm_head_type": "lane"},
+        {"broadcast_delay": 3, "lm_head_type": "vocab_parallel"},
+        {"num_hidden_layers": 1, "lm_head_type": "lane", "replicated_rmsn_scale": False},
         {"pre_norm_lane_agg": True},
         {"replicated_rmsn_scale": False},
         {"replicated_rmsn_scale": False, "num_lanes": 2, "lm_head_type": "lane"},
@@ -83,7 +86,7 @@ def test_llama(recognized, ops, changes):
 )
 def test_laneformer(recognized, changes):
     graph = recognized(built(LANEFORMER, **changes))
-    assert len([n for n in graph if n.op == "attention"]) == 3
+    assert len([n for n in graph if n.op == "attention"]) == changes.get("num_hidden_layers", 3)
     assert {n.attrs["style"] for n in graph if n.op == "rope"} == {"interleaved"}
 
 
