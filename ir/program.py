@@ -58,7 +58,8 @@ class Operand:
     ``access`` says which elements a worker needs, and so for whom it waits:
     ``lane`` the whole vector of the run's own lane · ``all_lanes`` the whole vector of every lane ·
     ``rows`` the worker's own rows in its own lane · ``rows_all_lanes`` its own rows in every lane ·
-    ``heads`` q of the run's heads · ``cache`` no data, the KV appends of the run's heads · ``best`` every worker's pair.
+    ``heads`` q of the run's heads · ``records`` the partial results of the heads that the worker's own rows belong to ·
+    ``cache`` no data, the KV appends of the run's heads · ``best`` every worker's pair.
     A value without lane axis has lanes = 1 and is read as ``lane`` 0 by everybody.
     """
 
@@ -95,7 +96,8 @@ class OpSpec:
     ``token`` and ``position`` are implicit names. In a prologue ``lanes`` is the number of lanes of the result and
     ``scope`` tells whether it is computed for the run's own lane (``own``) or for every lane (``all``). What has one lane
     is the same for every lane, so an op with lanes may read it beside values with lanes. A reduction over lanes to one
-    lane has scope ``all``. An epilogue may also read its rows of a prologue value. An embedding's ops start from ``row``.
+    lane has scope ``all``. An epilogue may also read its rows of a prologue value. The ops of a part without matrices
+    (``embed``, ``combine``) start from ``row``.
     """
 
     name: str
@@ -192,11 +194,31 @@ class Attention:
 
 
 @dataclass(frozen=True)
+class Combine:
+    """The splits of attention brought together by a stage of its own, so that nobody has to read everybody's partials.
+
+    ``partials``: the operand (access ``records``) that holds ``splits`` records of each of a lane's ``heads`` heads.
+    The lane's combined vector [heads · head_dim] is dealt in rows.
+    """
+
+    partials: str
+    heads: int  # per lane
+    head_dim: int
+    splits: int
+
+    @property
+    def width(self) -> int:
+        """Rows of a lane."""
+        return self.heads * self.head_dim
+
+
+@dataclass(frozen=True)
 class Stage:
     """One stage of a segment. ``lanes`` is the lane count of its core; runs are dealt per lane.
 
     kinds: ``embed`` (ops after the table row in ``parts``: unit ``row``, no matrices — see ``embed_table``), ``matvec``,
-    ``attention``, ``sample``. ``name`` is an identifier made from the model's own module names; ``title`` is readable.
+    ``attention``, ``combine`` (ops after the rows of ``combine`` in ``parts``, as for ``embed``), ``sample``. ``name`` is
+    an identifier made from the model's own module names; ``title`` is readable.
     """
 
     name: str
@@ -213,11 +235,21 @@ class Stage:
     attention: Attention | None = None
     embed_table: str | None = None
     embed_width: int = 0
+    combine: Combine | None = None
+
+    @property
+    def row_width(self) -> int:
+        """Rows per lane of what parts without matrices start from; 0 for a stage that has no such parts."""
+        return self.combine.width if self.combine else self.embed_width
+
+    def part_rows(self, part: Part) -> int:
+        """Output elements per lane of one of the stage's parts."""
+        return part.rows if part.matrices else self.row_width
 
     def units(self, part: int, tile_rows: int) -> int:
-        """Units per lane of part ``part`` (part 0 for embed and attention)."""
-        if self.kind == "embed":
-            return -(-self.embed_width // tile_rows)
+        """Units per lane of part ``part`` (part 0 for embed, attention and combine)."""
+        if self.row_width:
+            return -(-self.row_width // tile_rows)
         if self.attention:
             return self.attention.kv_heads * self.attention.splits
         return self.parts[part].units(tile_rows)

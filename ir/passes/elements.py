@@ -120,9 +120,8 @@ def _rows(stage: Stage, part_index: int, deal: Deal, tile_rows: int) -> tuple[np
     part = stage.parts[part_index]
     if part.unit == "rope":
         return _rope_rows(part, deal, tile_rows)
-    rows = stage.embed_width if stage.kind == "embed" else part.rows
     low = deal.first * tile_rows
-    return np.arange(len(low)), low, np.minimum(low + deal.count * tile_rows, rows)
+    return np.arange(len(low)), low, np.minimum(low + deal.count * tile_rows, stage.part_rows(part))
 
 
 def _rope_rows(part: Part, deal: Deal, tile_rows: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -166,6 +165,8 @@ def needed_of(program: Program, stage: Stage, operand: Operand, deal: Deal, owne
         return _placed(reader, lane, np.zeros_like(reader), np.full_like(reader, buffer.width), buffer)
     if operand.access in ("heads", "cache"):
         return _heads(stage, operand, deal, buffer)
+    if operand.access == "records":
+        return _records(stage, deal, buffer, tile_rows)
     if operand.access in ("rows", "rows_all_lanes"):
         return _own_rows(stage, operand, deal, buffer, tile_rows)
     raise PlanError(f"stage {stage.name} reads {operand.name} by the unknown access {operand.access!r}")
@@ -177,6 +178,16 @@ def _heads(stage: Stage, operand: Operand, deal: Deal, buffer: Buffer) -> Spans:
     per_head = core.head_dim * (core.heads // core.kv_heads if operand.access == "heads" else 1)
     low = deal.first // core.splits
     high = (deal.first + deal.count - 1) // core.splits + 1
+    return _placed(deal.worker, deal.lane, low * per_head, high * per_head, buffer)
+
+
+def _records(stage: Stage, deal: Deal, buffer: Buffer, tile_rows: int) -> Spans:
+    """All records of the heads that the run's rows belong to."""
+    core = stage.combine
+    per_head = core.splits * (core.head_dim + 2)
+    low = deal.first * tile_rows // core.head_dim
+    last = np.minimum((deal.first + deal.count) * tile_rows, core.width)
+    high = -(-last // core.head_dim)
     return _placed(deal.worker, deal.lane, low * per_head, high * per_head, buffer)
 
 

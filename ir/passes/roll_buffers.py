@@ -272,4 +272,4 @@ def make_buffers(stages: Iterable[tuple[int, Stage]], forms: dict[str, Buffer]) 
 
 
 def _stays_in_lane(operand: Operand, stage: Stage) -> bool:
-    return operand.access in ("lane", "rows", "heads", "cache") and stage.lanes == operand.lanes
+    return operand.access in ("lane", "rows", "heads", "records", "cache") and stage.lanes == operand.lanes

@@ -130,14 +130,22 @@ class _StageRun:
 
     def _part(self, part: Part) -> None:
         seen = dict(self.seen)
-        if self.stage.kind == "embed":
-            seen["row"] = self.run_.weight(self.stage.embed_table)[seen["token"]][:, None]
+        if not part.matrices:
+            seen["row"] = self._row()
         for number, matrix in enumerate(part.matrices):
             rows = self.run_.weight(matrix.key(self.iteration)).reshape(matrix.lanes, -1, matrix.k)
             rows = rows[:, matrix.rows_from : matrix.rows_from + matrix.rows]
             seen[f"dot{number}"] = np.einsum("tlk,lnk->tln", seen[self.stage.vector], rows, optimize=True)
         self._ops(part.epilogue, seen)
         self._publish(part.outputs, seen)
+
+    def _row(self) -> np.ndarray:
+        """What the ops of a part without matrices start from."""
+        core = self.stage.combine
+        if core is None:
+            return self.run_.weight(self.stage.embed_table)[self.seen["token"]][:, None]
+        attrs = {"head_dim": core.head_dim, "splits": core.splits}
+        return op_row("attention_combine").evaluate((self.seen[core.partials],), attrs)
 
     def _attention(self) -> None:
         core, lanes = self.stage.attention, self.stage.lanes

@@ -55,10 +55,12 @@ class Dealer:
         return [Block(lane, part, units[part], weights[part]) for lane in range(stage.lanes) for part in range(len(weights))]
 
     def _unit_bytes(self, stage: Stage, iteration: int) -> list[float]:
-        """Bytes a unit of each part streams from memory."""
+        """Bytes a unit of each part streams from memory; for a combine, which streams nothing, those it reads of partials."""
         item = NUMPY_DTYPES[self.program.dtype].itemsize
         if stage.kind == "embed":
             return [self.tile_rows * item]
+        if stage.combine:
+            return [self.tile_rows * stage.combine.splits * NUMPY_DTYPES["fp32"].itemsize]
         if stage.attention:
             core = stage.attention
             window = core.windows[iteration if len(core.windows) > 1 else 0]

@@ -11,6 +11,7 @@ from kogc.ir.graph import Graph, Node, Ref
 from kogc.ir.interpret import run_sequence
 from kogc.ir.passes.fuse import fuse
 from kogc.ir.passes.roll_interpret import interpret_program
+from kogc.ir.passes.separate_combine import separate_combine
 from kogc.ir.serialize import SerializeError, from_json, graph_from_json, graph_to_json, to_json
 from kogc.ir.types import TensorType
 
@@ -24,6 +25,12 @@ def test_a_program_comes_back_equal_and_gives_the_same_text(built):
     assert to_json(again) == text
     found = interpret_program(again, built.weights, built.graph.tables, TOKENS)
     np.testing.assert_allclose(found, expected_logits(built), atol=1e-9)
+
+
+def test_a_program_with_combine_stages_comes_back_equal():
+    program = separate_combine(rolled(laneformer(), splits=2), 0)
+    assert any(stage.combine for *_, stage in program.instances())
+    assert from_json(to_json(program)) == program
 
 
 def test_a_graph_comes_back_with_its_tables_by_key():
@@ -65,7 +72,7 @@ def changed(text, change):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda v: v.update(schema=99), "program has schema 99, this kogc reads 1"),
+        (lambda v: v.update(schema=99), "program has schema 99, this kogc reads 2"),
         (lambda v: v.pop("program"), "program is missing"),
         (lambda v: v["program"].pop("dtype"), r"program: fields missing \['dtype'\]"),
         (lambda v: v["program"].update(extra=1), r"unknown \['extra'\]"),

@@ -17,6 +17,7 @@ from kogc.ir.passes.exchange import Instance, Publish, SyncPlan, sync_plan
 from kogc.ir.passes.prove import PROMPT, TOKEN, prove, prove_plan, settle_slots
 from kogc.ir.passes.schedule import schedule
 from kogc.ir.passes.schedule_splits import choose_splits, with_splits
+from kogc.ir.passes.separate_combine import separate_combine
 from kogc.ir.passes.spans import PlanError, Spans
 from kogc.ir.program import Cache, Program
 
@@ -45,9 +46,9 @@ def verdict(plan: SyncPlan, kinds, tagged: bool = False) -> str | None:
 
 
 @settings(max_examples=30, deadline=None)
-@given(random_shapes(), st.integers(1, 7), st.booleans())
-def test_every_schedule_is_proven_with_few_slots(shape: Shape, workers: int, tagged: bool):
-    program, plan = settled(build(shape), workers, tagged)
+@given(random_shapes(), st.integers(1, 7), st.booleans(), st.booleans())
+def test_every_schedule_is_proven_with_few_slots(shape: Shape, workers: int, tagged: bool, apart: bool):
+    program, plan = settled(separate_combine(build(shape), 0 if apart else 1000), workers, tagged)
     proof = prove(program, plan, tagged=tagged)
     assert proof.reads > 0 and proof.overwrites > 0
     for buffer in program.buffers:
@@ -144,6 +145,7 @@ MODELS = {
     "llama": lambda: llama(**SMALL),
     "delayed": lambda: laneformer(**{**SMALL, "layers": 3, "delay": 1}),
     "blocking": lambda: laneformer(**{**SMALL, "layers": 2, "delay": 1, "early": "present"}),
+    "combined apart": lambda: separate_combine(llama(**{**SMALL, "head_dim": 6, "splits": 2}), 0),
 }
 
 

@@ -12,6 +12,7 @@ from program_fixture import Shape, build, laneformer, llama, random_shapes
 from kogc.ir.passes.schedule import schedule
 from kogc.ir.passes.schedule_deal import Dealer
 from kogc.ir.passes.schedule_splits import choose_splits, with_splits
+from kogc.ir.passes.separate_combine import separate_combine
 from kogc.ir.passes.spans import PlanError
 from kogc.ir.program import Affine, Program, Schedule, unit_rows
 
@@ -38,9 +39,9 @@ def loads(program: Program, workers: int, tile_rows: int = TILE, context: int = 
 
 
 @few
-@given(random_shapes(), st.integers(1, 7), st.sampled_from([1, 3, 4]))
-def test_every_unit_is_dealt_exactly_once_in_flat_order(shape: Shape, workers: int, tile: int):
-    program = build(shape)
+@given(random_shapes(), st.integers(1, 7), st.sampled_from([1, 3, 4]), st.booleans())
+def test_every_unit_is_dealt_exactly_once_in_flat_order(shape: Shape, workers: int, tile: int, apart: bool):
+    program = separate_combine(build(shape), 0 if apart else 1000)
     for stage, _, work in works(program, schedule(program, workers, tile)):
         runs = [run for one in work for run in one.runs]
         dealt = [(run.lane, run.part, run.first + i) for run in runs for i in range(run.count)]
@@ -117,8 +118,9 @@ def rows_of(stage, run, tile):
             head, split = divmod(unit, core.splits)
             for q in range(head * group, (head + 1) * group):
                 yield from range((q * core.splits + split) * size, (q * core.splits + split + 1) * size)
-    elif stage.kind == "embed":
-        yield from range(run.first * tile, min((run.first + run.count) * tile, stage.embed_width))
+    elif stage.kind in ("embed", "combine"):
+        width = stage.embed_width if stage.kind == "embed" else stage.combine.heads * stage.combine.head_dim
+        yield from range(run.first * tile, min((run.first + run.count) * tile, width))
     else:
         part = stage.parts[run.part]
         for unit in range(run.first, run.first + run.count):
@@ -138,6 +140,10 @@ def elements(program, stage, operand, run, tile):
         used = any(operand.name in op.inputs for op in stage.parts[run.part].epilogue)
         lanes = range(buffer.lanes) if operand.access == "rows_all_lanes" else [lane]
         return [(each, e) for each in lanes for e in rows_of(stage, run, tile)] if used else []
+    if operand.access == "records":
+        core = stage.combine
+        size = core.splits * (core.head_dim + 2)
+        return [(lane, e) for head in {row // core.head_dim for row in rows_of(stage, run, tile)} for e in range(head * size, (head + 1) * size)]
     core = stage.attention
     size = core.head_dim * (core.heads // core.kv_heads if operand.access == "heads" else 1)
     heads = {unit // core.splits for unit in range(run.first, run.first + run.count)}
@@ -164,9 +170,9 @@ def makers(program, stage, work, tile):
 
 
 @settings(max_examples=15, deadline=None)
-@given(random_shapes(most_lanes=4), st.integers(1, 5), st.sampled_from([2, 3]))
-def test_waits_cover_exactly_the_makers_of_what_is_read(shape: Shape, workers: int, tile: int):
-    program = build(shape)
+@given(random_shapes(most_lanes=4), st.integers(1, 5), st.sampled_from([2, 3]), st.booleans())
+def test_waits_cover_exactly_the_makers_of_what_is_read(shape: Shape, workers: int, tile: int, apart: bool):
+    program = separate_combine(build(shape), 0 if apart else 1000)
     owner, seen = {}, Counter()
     for stage, iteration, work in works(program, schedule(program, workers, tile)):
         for worker, one in enumerate(work):
