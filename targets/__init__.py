@@ -18,6 +18,8 @@ exchange               ``Buffer``, ``View``, ``write_index``, ``view``, ``await`
 rows                   ``ConsecutiveRows``, ``RopePairs``, ``load_rows``, ``store_rows``, ``append_rows``, ``rope_angles``,
                        ``for_rows`` (an embedding's rows), ``copy_rows``, ``take_logits``
 ``attend``             attention of one key/value head over a span of the cache; ``AttentionSpan``
+``combine_rows``       rows of heads whose splits are brought together, tile by tile; called by combine stages only, which a
+                       target asks for in its facts (docs/add-a-target.md)
 host                   ``report``, ``report_token``, ``report_nan``, and the entry points
 =====================  ================================================================================================
 """

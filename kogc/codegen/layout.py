@@ -93,7 +93,7 @@ def stage_outputs(stage: Stage) -> list[tuple[Output, int]]:
     widths = {op.name: op.width for op in stage.prologue}
     found = [(output, widths[output.value]) for output in stage.prologue_outputs]
     for part in stage.parts:
-        found += [(output, stage.embed_width if stage.kind == "embed" else part.rows) for output in part.outputs]
+        found += [(output, stage.part_rows(part)) for output in part.outputs]
     if stage.attention:
         found.append((stage.attention.output, partials_width(stage.attention)))
     return found

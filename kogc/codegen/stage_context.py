@@ -63,6 +63,16 @@ class AttentionContext:
 
 
 @dataclass(frozen=True)
+class CombineContext:
+    """The heads of a lane whose splits a stage brings together; ``records`` is the float* expression of column t."""
+
+    heads: int
+    head_dim: int
+    splits: int
+    records: str
+
+
+@dataclass(frozen=True)
 class StageContext:
     """One stage function. ``summary`` are comment lines: what it waits for and what it publishes."""
 
@@ -82,6 +92,7 @@ class StageContext:
     shares_own: tuple[ShareContext, ...]
     parts: tuple[PartContext, ...]
     attention: AttentionContext | None
+    combine: CombineContext | None
 
     @property
     def operands(self):
@@ -121,7 +132,7 @@ def stage_context(
         first_instance, _summary(stage, outputs), values, caches,
         tuple(made for op, made in prologue if computed_once(op)), tuple(made for op, made in prologue if not computed_once(op)),
         tuple(_share(values, i, "share_lane") for i in shares_once(stage)), tuple(_share(values, i, "lane") for i in shares_own(stage)),
-        parts, _attention(values, caches) if stage.attention else None,
+        parts, _attention(values, caches) if stage.attention else None, _combine(values) if stage.combine else None,
     )  # fmt: skip
 
 
@@ -165,6 +176,11 @@ def _share(values: StageValues, number: int, lane: str) -> ShareContext:
     to = f"{write.name}.at(t, {lane})"
     probe = probe_at(values, number, lane)
     return ShareContext(number, values.vector(output.value, lane), to, write.name, probe)
+
+
+def _combine(values: StageValues) -> CombineContext:
+    core = values.stage.combine
+    return CombineContext(core.heads, core.head_dim, core.splits, values.vector(core.partials, "lane"))
 
 
 def _attention(values: StageValues, caches: tuple[str, ...]) -> AttentionContext:

@@ -72,17 +72,17 @@ def part_context(program: Program, values: StageValues, part: Part, caches: Iter
 
     Raises RenderError for an epilogue that needs what a unit's rows cannot give.
     """
-    embeds = values.stage.kind == "embed"
-    width = values.stage.embed_width if embeds else part.rows
+    dots = bool(part.matrices)
+    width = values.stage.part_rows(part)
     builder = _Epilogues(values, part, width, value_ops)
     ops = tuple(builder.op(spec) for spec in part.epilogue)
     statements = tuple(s for output in part.outputs for s in _store(program, values, part, builder, output, caches, width))
     logits = [output for output in part.outputs if output.kind == "logits"]
     skips = values.write_of(logits[0]).name if logits and len(part.outputs) == 1 else None
-    source = "" if embeds else values.stage.vector
+    source = values.stage.vector if dots else ""
     return PartContext(
-        part.name, _rows_type(part, width), part.arity, width, 0 if embeds else part.k,
-        "" if embeds else values.vector(source, "lane").replace(".at(t, ", ".at(0, "), 0 if embeds else values.columns(source),
+        part.name, _rows_type(part, width), part.arity, width, part.k if dots else 0,
+        values.vector(source, "lane").replace(".at(t, ", ".at(0, ") if dots else "", values.columns(source) if dots else 0,
         tuple(builder.loads.values()), ops, statements, tuple(dict.fromkeys(values.write_of(o).name for o in part.outputs)), skips,
     )  # fmt: skip
 
@@ -119,7 +119,7 @@ class _Epilogues:
         return self._epilogue(spec, name, outs, spec.inputs)
 
     def tiles(self, name: str) -> tuple[str, ...]:
-        """The vec expressions of a value: an earlier op, a dot, the embedding row, or rows loaded for the purpose."""
+        """The vec expressions of a value: an earlier op, a dot, the row of a part without dots, or rows loaded for the purpose."""
         if name in self._made:
             return self._made[name]
         source = self._source(name)
@@ -131,7 +131,7 @@ class _Epilogues:
         return names
 
     def _source(self, name: str):
-        if self.values.stage.kind == "embed" and self.values.const(name) is None and self.values.operand_view(name) is None:
+        if not self.part.matrices and self.values.const(name) is None and self.values.operand_view(name) is None:
             return lambda tile: "row[0][t]"
         if name in ("dot0", "dot1"):
             number = int(name[-1])

@@ -8,6 +8,7 @@ from kernel_harness import Kernel, rounded_weights
 from program_fixture import laneformer, llama
 
 from kogc.ir.passes.roll_interpret import ProgramRun, interpret_program
+from kogc.ir.passes.separate_combine import separate_combine
 from kogc.ir.program import Const, OpSpec
 
 pytestmark = pytest.mark.compiler
@@ -32,6 +33,10 @@ PROGRAMS = {
     "lanes, early sums, delay 1": laneformer(early="present", delay=1),
     "vocabulary per lane": laneformer(head="vocab_parallel", vocab=54),
     "four lanes, window": laneformer(lanes=4, heads=8, kv_heads=4, ffn=64, window=3, delay=1),
+    "combined apart": separate_combine(llama(heads=4, kv_heads=2, head_dim=8, splits=3), 0),
+    "combined apart, several heads in a tile": separate_combine(llama(heads=7, kv_heads=7, head_dim=2, splits=4), 0),
+    "combined apart, heads across tiles": separate_combine(llama(heads=9, kv_heads=3, head_dim=22, splits=2), 0),
+    "combined apart in lanes": separate_combine(laneformer(lanes=3, heads=6, kv_heads=3, ffn=39, head_dim=10, delay=1), 0),
     "three lanes": laneformer(lanes=3, heads=6, kv_heads=3, ffn=39, dim=26, delay=3, layers=5),
 }
 
@@ -66,6 +71,14 @@ def test_logits_in_half_precision(name, dtype):
 def test_plain_vector_code_of_every_width(tile_rows, dtype):
     kernel = Kernel(laneformer(dtype=dtype, head_dim=12, bias=True), simd="generic", tile_rows=tile_rows)
     assert relative_rmse(kernel.logits(IDS), reference(kernel, IDS)) < LIMITS[dtype]
+
+
+@pytest.mark.parametrize("tile_rows", [4, 8, 16])
+@pytest.mark.parametrize("head_dim, splits", [(6, 5), (16, 1), (22, 3)])
+def test_a_combine_stage_adds_the_same_numbers_as_a_prologue(head_dim, splits, tile_rows):
+    program = llama(heads=5, kv_heads=1, head_dim=head_dim, splits=splits, layers=2)
+    one, other = (Kernel(p, workers=3, simd="generic", tile_rows=tile_rows) for p in (program, separate_combine(program, 0)))
+    assert np.array_equal(one.logits(IDS), other.logits(IDS))
 
 
 @pytest.mark.parametrize("program, workers", [(llama(), 1), (llama(), 9), (laneformer(early="present"), 5)])
@@ -293,7 +306,14 @@ def test_the_others_in_a_prologue():
 # ── probes ──
 
 
-@pytest.mark.parametrize("program", [llama(bias=True), laneformer(early="present")], ids=["llama", "laneformer"])
+PROBED = {
+    "llama": llama(bias=True),
+    "laneformer": laneformer(early="present"),
+    "combined apart": separate_combine(laneformer(head_dim=10), 0),
+}
+
+
+@pytest.mark.parametrize("program", PROBED.values(), ids=PROBED)
 def test_probes_hold_what_every_stage_published(program):
     kernel = Kernel(program, defines=("KOGC_PROBE",))
     kernel.logits(IDS[:8])

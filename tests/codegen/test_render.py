@@ -16,6 +16,7 @@ from kogc.codegen.pack_index import pack_index
 from kogc.codegen.render import render
 from kogc.codegen.stage_values import RenderError
 from kogc.ir.passes.schedule import schedule
+from kogc.ir.passes.separate_combine import separate_combine
 from kogc.targets import load_target, target_names
 
 SIMD = "avx2"
@@ -48,6 +49,16 @@ def test_one_function_per_stage_in_source_order_and_called_in_it():
     assert defined == ["stage_embed", "stage_qkv_0", "stage_attention_0", "stage_o_0", "stage_gate_up_0", "stage_m_0", "stage_head", "stage_sample"]
     assert called == defined
     assert "for (int iteration = 0; iteration < 3; ++iteration)" in text
+
+
+def test_a_combine_stage_hands_on_rows_of_the_records_of_its_lane():
+    text = source(separate_combine(laneformer(heads=8, kv_heads=4, head_dim=6, splits=3), 0))
+    found = re.search(r"^DEVICE_STAGE bool stage_attention_0_combine\(.*?^}", text, re.M | re.S)[0]
+    assert "records[t] = partials.at(t, lane);" in found
+    assert "combine_rows<4, 6, 3, T>(w, records, first, count, [&](int unit, const vec (&row)[1][T]) {" in found
+    assert "store_rows<Rows>(new_attended.at(t, lane), unit, 0, row_rows);" in found and "PROBE(" in found
+    assert "publish(w, buffer_attended, new_attended_index, place);" in found
+    assert "attention_combine<" not in text and "Waits for attended (lane), x (rows)." in text
 
 
 def test_names_of_stages_by_number():
@@ -167,7 +178,8 @@ MACHINES = [
 def test_source_is_valid_for_machines_that_are_not_here(tmp_path, simd, machine, march, dtype):
     """Checked, not run: the wheel's clang knows every target."""
     ziglang = pytest.importorskip("ziglang")
-    (tmp_path / "kernel.cpp").write_text(source(laneformer(dtype=dtype, early="present", bias=True), simd))
+    program = separate_combine(laneformer(dtype=dtype, early="present", bias=True), 0)
+    (tmp_path / "kernel.cpp").write_text(source(program, simd))
     zig = Path(ziglang.__file__).parent / "zig"
     # -c: for anything else zig would link, and build a C++ library for the machine first, which takes minutes.
     flags = ["-std=c++17", "-c", "-o", "kernel.o", "-Werror", "-Wall", "-Wno-unused-const-variable", "-Wno-unused-function", "-target", machine]

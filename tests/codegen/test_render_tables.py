@@ -8,6 +8,7 @@ from kogc.codegen.layout import make_layout, numbered_stages
 from kogc.codegen.pack_index import pack_index
 from kogc.codegen.tables import make_tables, shares_once, shares_own, stage_caches
 from kogc.ir.passes.schedule import schedule
+from kogc.ir.passes.separate_combine import separate_combine
 from kogc.targets.cpu import stream_order
 
 PROGRAMS = {
@@ -15,6 +16,7 @@ PROGRAMS = {
     "laneformer": laneformer(window=5),
     "blocking sums": laneformer(early="present"),
     "head per lane": laneformer(head="vocab_parallel", vocab=54),
+    "combined apart": separate_combine(laneformer(), 0),
 }
 
 
