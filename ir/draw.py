@@ -13,7 +13,7 @@ from html import escape
 from kogc.ir.program import Buffer, Part, Program, Stage
 
 _BOX_WIDTH, _TRACK, _PAD, _LINE, _GAP = 430, 22, 16, 17, 34
-_COLOURS = {"embed": "#e7f0e4", "matvec": "#e4ecf7", "attention": "#f8ecdc", "sample": "#efe6f3"}
+_COLOURS = {"embed": "#e7f0e4", "matvec": "#e4ecf7", "attention": "#f8ecdc", "combine": "#f5e4e0", "sample": "#efe6f3"}
 _INK, _EDGE, _CARRIED = "#1f2933", "#52606d", "#b4552d"
 
 
@@ -140,6 +140,8 @@ def _stage_lines(stage: Stage) -> list[str]:
     if stage.prologue:
         lines.append("first: " + " → ".join(op.op for op in stage.prologue))
     lines += [_part_line(part) for part in stage.parts if part.matrices]
+    if stage.combine:
+        lines.append(f"{stage.combine.heads} heads of {stage.combine.head_dim}, {stage.combine.splits} splits")
     if stage.attention:
         a = stage.attention
         window = ", ".join(sorted({f"window {w}" if w else "full" for w in a.windows}))

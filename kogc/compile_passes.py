@@ -19,6 +19,7 @@ from kogc.ir.passes.recognize import recognize
 from kogc.ir.passes.roll import roll
 from kogc.ir.passes.schedule import schedule
 from kogc.ir.passes.schedule_splits import choose_splits, with_splits
+from kogc.ir.passes.separate_combine import separate_combine
 from kogc.ir.passes.spans import PlanError
 from kogc.ir.passes.views import separate_views
 from kogc.ir.program import Program, Schedule
@@ -60,7 +61,7 @@ def plan(model: ModelInput, dtype: str, workers: int, target: Target, dump: Dump
     dump("stages", stages)
     capacity = _context(model, part)
     rolled = roll(stages, capacity, dtype, STEP_TOKENS, model.name)
-    split = with_splits(rolled, choose_splits(rolled, workers))
+    split = _combined(with_splits(rolled, choose_splits(rolled, workers)), target)
     work = schedule(split, workers, target.tile_rows)
     tell("proving the sync plan", 0, 0)
     program = _proven(split, work)
@@ -71,6 +72,13 @@ def plan(model: ModelInput, dtype: str, workers: int, target: Target, dump: Dump
     rendered = render(program, work, target, index)
     dump("kernel", rendered.source)
     return Planned(part, program, work, index, rendered, viewed.leaves)
+
+
+def _combined(program: Program, target: Target) -> Program:
+    """The program with stages that bring attention's splits together, where the target would read too many partials: more
+    than its facts' ``combine_words`` a lane. A target without that fact reads any number."""
+    most = target.facts.get("combine_words")
+    return program if most is None else separate_combine(program, most)
 
 
 def _proven(program: Program, work: Schedule) -> Program:

@@ -85,6 +85,9 @@ def program_text(program: Program) -> str:
                 lines.append(f"    part {part.name} ({part.unit}) of {shapes or 'no matrix'}")
                 lines += [f"      then {op.name} = {op.op}({', '.join(op.inputs)})" for op in part.epilogue]
                 lines += [f"      {o.kind} {o.value} to {o.buffer} write {_affine(o.write)}" for o in part.outputs]
+            if stage.combine:
+                c = stage.combine
+                lines.append(f"    combines {c.splits} splits of {c.heads} heads of {c.head_dim} in {c.partials}")
             if stage.attention:
                 a = stage.attention
                 lines.append(f"    attends with {a.heads}/{a.kv_heads} heads of {a.head_dim} in {a.splits} splits to {a.output.buffer}")

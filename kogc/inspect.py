@@ -82,7 +82,7 @@ def waits(program: Program, stage: Stage) -> tuple[str, ...]:
 
 def _in_layer(stage: Stage) -> bool:
     heads = any(output.kind == "logits" for part in stage.parts for output in part.outputs)
-    return stage.kind in ("matvec", "attention") and not heads
+    return stage.kind in ("matvec", "attention", "combine") and not heads
 
 
 def _rows(program: Program) -> Iterator[StageRow]:
