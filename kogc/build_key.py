@@ -13,10 +13,11 @@ from kogc.cache import content_key
 from kogc.errors import ArtifactError
 from kogc.frontend.model_input import ModelInput
 from kogc.targets import Target
+from kogc.targets.toolchains import load_toolchain
 
 #: The packages whose code decides what comes out.
 _PACKAGES = ("kogc", "kogc.ir", "kogc.models", "kogc.targets", "kogc.templates")
-_SUFFIXES = (".py", ".j2", ".h", ".toml")
+_SUFFIXES = (".py", ".j2", ".h", ".cu", ".cuh", ".toml")
 
 
 def build_key(model: ModelInput, target: Target, dtype: str, workers: int, weights: bool) -> str:
@@ -30,7 +31,7 @@ def build_key(model: ModelInput, target: Target, dtype: str, workers: int, weigh
         "dtype": dtype,
         "workers": workers,
         "weights": weights,
-        "toolchain": import_module(f"kogc.targets.{target.name}.toolchain").toolchain_facts(),
+        "toolchain": load_toolchain(target.name).toolchain_facts(),
         "kogc": __version__,
         "source": _source_digest(),
     }

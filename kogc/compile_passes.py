@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from kogc.codegen.pack_index import PackIndex, pack_index
 from kogc.codegen.render import Rendered, render
@@ -25,10 +26,8 @@ from kogc.ir.passes.views import separate_views
 from kogc.ir.program import Program, Schedule
 from kogc.ir.verify import verify
 from kogc.targets import Target
+from kogc.targets.toolchains import load_toolchain
 from kogc.verify import Progress
-
-#: Tokens a step may process: prompts go in by fours, generated tokens one at a time.
-STEP_TOKENS = (1, 4)
 
 
 @dataclass(frozen=True)
@@ -60,17 +59,17 @@ def plan(model: ModelInput, dtype: str, workers: int, target: Target, dump: Dump
     verify(stages.graph)
     dump("stages", stages)
     capacity = _context(model, part)
-    rolled = roll(stages, capacity, dtype, STEP_TOKENS, model.name)
+    rolled = roll(stages, capacity, dtype, tuple(target.facts["step_tokens"]), model.name)
     split = _combined(with_splits(rolled, choose_splits(rolled, workers)), target)
     work = schedule(split, workers, target.tile_rows)
     tell("proving the sync plan", 0, 0)
-    program = _proven(split, work)
+    program = _proven(split, work, tagged=target.near_floats is not None)
     dump("program", program)
     dump("schedule", work)
     tell("rendering", 0, 0)
     index = pack_index(program, work, target.layout)
     rendered = render(program, work, target, index)
-    dump("kernel", rendered.source)
+    dump("kernel", rendered.source, Path(load_toolchain(target.name).SOURCE_MEMBER).suffix)
     return Planned(part, program, work, index, rendered, viewed.leaves)
 
 
@@ -81,16 +80,17 @@ def _combined(program: Program, target: Target) -> Program:
     return program if most is None else separate_combine(program, most)
 
 
-def _proven(program: Program, work: Schedule) -> Program:
+def _proven(program: Program, work: Schedule, tagged: bool) -> Program:
     """The program with slots under which its sync plan is safe, even if prompt steps dropped the sampler; else, with the
-    sampler's waits in every step, which the templates keep. Raises PlanError when that is not safe either."""
+    sampler's waits in every step, which the templates keep. ``tagged``: words are their own flags. Raises PlanError when
+    that is not safe either."""
     try:
-        settled = settle_slots(program, work)
-        prove(settled, work)
+        settled = settle_slots(program, work, tagged=tagged)
+        prove(settled, work, tagged=tagged)
     except PlanError:
-        settled = settle_slots(program, work, step_kinds=sampled_steps)
+        settled = settle_slots(program, work, step_kinds=sampled_steps, tagged=tagged)
         steps = 3 + max(buffer.slots for buffer in settled.buffers)
-        prove(settled, work, step_kinds=sampled_steps(steps))
+        prove(settled, work, step_kinds=sampled_steps(steps), tagged=tagged)
     return settled
 
 

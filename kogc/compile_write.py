@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from kogc import __version__
 from kogc.artifact import IR, PROGRAM, TOKENIZER, weights_name
@@ -16,9 +17,8 @@ from kogc.frontend.model_input import ModelInput
 from kogc.ir.passes.views import ViewedWeights
 from kogc.ir.serialize import graph_to_json, to_json
 from kogc.targets import Target
+from kogc.targets.toolchains import load_toolchain
 from kogc.verify import GateFailed, GateResult, Progress, Reference, run_gate
-
-SOURCE_MEMBER, BINARY_MEMBER = "kernel.cpp", "kernel.so"
 
 
 def write_artifact(
@@ -34,14 +34,15 @@ def write_artifact(
     """Write the artifact of ``planned`` to ``path``; the file appears there only when everything, gate included, is done.
 
     ``reference``: (name, logits) to hold the kernel against, None for no gate. Returns what the gate found.
-    Raises OutputFailure, ToolchainError, PackError; GateFailed when the kernel is off, and then nothing is written.
+    Raises OutputFailure, ToolchainError (PlanRejected for a kernel that spills), PackError; GateFailed when the kernel is off, and then nothing is written.
     """
-    toolchain = import_module(f"kogc.targets.{target.name}.toolchain")
+    toolchain = load_toolchain(target.name)
     tell("building the kernel", 0, 0)
-    binary = toolchain.build(planned.rendered.source).read_bytes()
+    binary = toolchain.build(planned.rendered.source)
+    facts = toolchain.binary_facts(binary)
     texts = {
-        SOURCE_MEMBER: planned.rendered.source.encode(),
-        BINARY_MEMBER: binary,
+        toolchain.SOURCE_MEMBER: planned.rendered.source.encode(),
+        toolchain.BINARY_MEMBER: binary.read_bytes(),
         PROGRAM: to_json(planned.program).encode(),
         IR: graph_to_json(planned.graph).encode(),
     }
@@ -55,7 +56,7 @@ def write_artifact(
         writer.add_tables(planned.graph.tables)
         if weights:
             _pack(writer, model, planned, target, tell)
-        writer.seal(_manifest(model, planned, target, toolchain, key, weights))
+        writer.seal(_manifest(model, planned, target, facts, key, weights))
         return _gate(writer, reference, tell) if reference else None
 
 
@@ -86,7 +87,8 @@ def _gate(writer: ArtifactWriter, reference: tuple[str, Reference], tell: Progre
     return result
 
 
-def _manifest(model: ModelInput, planned: Planned, target: Target, toolchain, key: str, weights: bool) -> Manifest:
+def _manifest(model: ModelInput, planned: Planned, target: Target, binary_facts: Mapping[str, Any], key: str, weights: bool) -> Manifest:
+    toolchain = load_toolchain(target.name)
     program, index, rendered = planned.program, planned.index, planned.rendered
     return Manifest(
         model=model.name,
@@ -112,7 +114,7 @@ def _manifest(model: ModelInput, planned: Planned, target: Target, toolchain, ke
         toolchain=toolchain.toolchain_facts(),
         cpu_features=toolchain.required_features(),
         build_key=key,
-        meta={"padding_bytes": index.padding_bytes},
+        meta={"padding_bytes": index.padding_bytes, **binary_facts},
         kogc=__version__,
     )
 

@@ -21,6 +21,7 @@ from kogc.frontend.model_input import ModelInput
 from kogc.frontend.sources import MissingWeights
 from kogc.ir.passes.spans import PlanError
 from kogc.machine import memory_bytes, usable_cores
+from kogc.runtime.device import why_no_device
 from kogc.targets import Target, load_target, target_names
 from kogc.verify import PYTORCH, GateResult, Progress, model_reference
 
@@ -87,7 +88,7 @@ def compile(
         output: the file to write; by default one in the cache folder.
         dtype: ``fp32``, ``fp16`` or ``bf16`` for weights and KV cache; by default the model's own.
         max_context: positions the KV cache holds; by default all the model has.
-        workers: worker threads, baked in; by default one per usable core.
+        workers: how many, baked in; by default what target.toml says, or one thread per usable core.
         dump_ir: folder for the result of every pass.
         random_weights: make a preset's weights up, seeded.
         allow_pickle: unpickle a whole module, which runs code from the file.
@@ -125,7 +126,7 @@ def compile_model(
     began = time.monotonic()
     tell = progress or (lambda step, done, total: None)
     machine = _target(target)
-    threads = usable_cores() if workers is None else workers
+    threads = machine.facts.get("workers", usable_cores()) if workers is None else workers
     if not isinstance(threads, int) or not 1 <= threads <= MAX_WORKERS:
         raise BadInput(f"workers is {threads!r}, expected an integer from 1 to {MAX_WORKERS}")
     if max_context is not None and (not isinstance(max_context, int) or max_context < 2):
@@ -140,7 +141,7 @@ def compile_model(
     key = build_key(model, machine, storage, threads, weights)
     path = Path(output) if output is not None else cache_folder("artifacts") / f"{key}.kog"
     _check_output(path, model_or_path)
-    note = _why_no_gate(model, weights, gate, random_weights)
+    note = _why_no_gate(model, target, weights, gate, random_weights)
     known = unchanged(path, key, needs_gate=note is None)
     if known and dump_ir is None:
         return Compiled(known, True, time.monotonic() - began, known.manifest.gate, note)
@@ -197,12 +198,15 @@ def _check_output(path: Path, source: Any) -> None:
         raise OutputFailure(f"cannot write {path}: the folder {folder} is read-only; choose another with -o")
 
 
-def _why_no_gate(model: ModelInput, weights: bool, gate: bool, random_weights: bool) -> str | None:
+def _why_no_gate(model: ModelInput, target: str, weights: bool, gate: bool, random_weights: bool) -> str | None:
     """Why the accuracy gate does not run, or None."""
     if not gate:
         return "switched off"
     if not weights:
         return "compiled without weights"
+    obstacle = why_no_device(target)
+    if obstacle:
+        return f"{obstacle}; run `kogc verify` where the kernel can run"
     elements = sum(parameter.numel() for parameter in model.module.parameters())
     if random_weights and 2 * elements > RANDOM_GATE_BYTES:
         return f"random weights of {2 * elements / 1e9:.1f} GB are for speed work; run `kogc verify` for the gate"

@@ -31,7 +31,7 @@ class Finding:
 
 def examine() -> list[Finding]:
     """Look at everything a compile and a run need."""
-    return [*_system(), *_packages(), *_compilers(), *_folders()]
+    return [*_system(), *_packages(), *_compilers(), *_cuda(), *_folders()]
 
 
 def _system() -> Iterator[Finding]:
@@ -79,6 +79,41 @@ def _compilers() -> Iterator[Finding]:
         yield Finding("compiler", "bad", "no working C++ compiler; install one (apt install g++) or `pip install ziglang`")
     else:
         yield Finding("simd", "ok", f"{toolchain.simd_width()} fp32 lanes ({', '.join(toolchain.required_features()) or 'baseline'})")
+
+
+def _cuda() -> Iterator[Finding]:
+    """What the h200 target needs: to compile (no GPU), to look at machine code, and to run. Without it the rest still works."""
+    from kogc.targets.h200 import cuda_files, nvrtc, toolchain
+
+    try:
+        compilers = toolchain.find_compilers()
+    except KogcError as error:
+        yield Finding("cuda", "note", f"not tried: {error}")
+        return
+    chosen = next((compiler for compiler in compilers if compiler.works), None)
+    for compiler in compilers:
+        state = "used" if compiler is chosen else "works" if compiler.works else f"does not work: {compiler.problem}"
+        place = f" ({compiler.origin}, {compiler.place})" if compiler.works else ""
+        yield Finding("cuda", "ok" if compiler.works else "note", f"{compiler.version}{place}: {state}")
+    if chosen and not chosen.command:
+        headers = nvrtc.find_nvrtc().headers
+        yield Finding("cuda", "ok", f"headers of CUDA {cuda_files.headers_version(headers)} in {headers}")
+    nvdisasm = cuda_files.find_program("nvdisasm")
+    text = str(nvdisasm) if nvdisasm else "no nvdisasm, so `kogc inspect --asm` shows no SASS; `pip install nvidia-cuda-nvdisasm`"
+    yield Finding("sass", "ok" if nvdisasm else "note", text)
+    yield _gpu()
+
+
+def _gpu() -> Finding:
+    from kogc.runtime.cuda import CudaDevice
+    from kogc.runtime.cuda_driver import chosen_gpu, driver_version, load_driver
+
+    obstacle = CudaDevice.obstacle()
+    if obstacle:
+        return Finding("gpu", "note", f"{obstacle}; kernels for h200 can be compiled here, but not run")
+    driver = load_driver()
+    gpu, version = chosen_gpu(driver), ".".join(map(str, driver_version(driver)))
+    return Finding("gpu", "ok", f"{gpu}, {gpu.multiprocessors} multiprocessors, {gpu.memory_bytes / 1e9:.0f} GB, driver for CUDA {version}")
 
 
 def _folders() -> Iterator[Finding]:

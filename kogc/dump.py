@@ -22,8 +22,8 @@ class Dump:
         self._folder = None if folder is None else Path(folder)
         self._count = 0
 
-    def __call__(self, name: str, value: Any) -> None:
-        """Write what the pass ``name`` made: a graph, a stage plan, a program, a dataclass, or source text.
+    def __call__(self, name: str, value: Any, suffix: str = ".txt") -> None:
+        """Write what the pass ``name`` made: a graph, a stage plan, a program, a dataclass, or source text, which gets ``suffix``.
 
         Raises OutputFailure naming the folder.
         """
@@ -32,16 +32,14 @@ class Dump:
         self._count += 1
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            for suffix, text in _forms(value).items():
-                (self._folder / f"{self._count:02d}-{name}{suffix}").write_text(text, encoding="utf-8")
+            for ending, text in ({suffix: value} if isinstance(value, str) else _forms(value)).items():
+                (self._folder / f"{self._count:02d}-{name}{ending}").write_text(text, encoding="utf-8")
         except OSError as error:
             raise OutputFailure(f"cannot write into {self._folder}: {error.strerror}; choose another folder for --dump-ir") from None
 
 
 def _forms(value: Any) -> dict[str, str]:
     """File suffix → text."""
-    if isinstance(value, str):
-        return {".cpp": value}
     if isinstance(value, Graph):
         return {".txt": to_text(value), ".json": graph_to_json(value)}
     if isinstance(value, StagePlan):

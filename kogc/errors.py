@@ -51,6 +51,10 @@ class ToolchainError(EnvironmentFailure):
     """No working compiler, or the compiler refused the source."""
 
 
+class PlanRejected(ToolchainError):
+    """The compiler built the kernel, but not as it must be: it spills registers, say. Another plan may do."""
+
+
 class MachineMismatch(EnvironmentFailure):
     """The artifact's binary was built for another machine and cannot run on this one."""
 
@@ -58,8 +62,9 @@ class MachineMismatch(EnvironmentFailure):
 class KernelStalled(EnvironmentFailure):
     """A worker waited longer than allowed for a value; everybody left the kernel.
 
-    ``stage``: name of the stage that waited; ``iteration``: of its segment; ``worker`` waited for ``peer``, for write
-    ``expected``, and last saw ``seen``; ``step``: step of the launch. Fields are ``None`` when the kernel could not tell.
+    ``stage``: name of the stage that waited; ``iteration``: of its segment; ``worker`` waited for ``peer`` (``None``: for any
+    of several), for write ``expected``, and last saw ``seen``; ``step``: step of the launch. Fields are ``None`` when the
+    kernel could not tell.
     """
 
     def __init__(
@@ -79,10 +84,23 @@ class KernelStalled(EnvironmentFailure):
             super().__init__("the kernel left without a result and without saying why; run `kogc verify` on the artifact")
             return
         limit = f" for {waited_s:g} s" if waited_s is not None else ""
+        other = "another" if peer is None else f"worker {peer}"
         super().__init__(
-            f"stage {stage} (iteration {iteration}, step {step}): worker {worker} waited{limit} for worker {peer}, "
+            f"stage {stage} (iteration {iteration}, step {step}): worker {worker} waited{limit} for {other}, "
             f"expecting write {expected} and seeing {seen}; if the machine was merely busy, raise stall_timeout"
         )
+
+
+class WorkersMissing(KernelStalled):
+    """Not all workers of the kernel got a place on the machine in time, so none of them began.
+
+    ``worker`` waited for ``waited_s`` seconds.
+    """
+
+    def __init__(self, worker: int, waited_s: float, crowded: str) -> None:
+        self.stage, self.iteration, self.step = "check-in", None, None
+        self.worker, self.peer, self.expected, self.seen, self.waited_s = worker, None, None, None, waited_s
+        EnvironmentFailure.__init__(self, f"the kernel could not start: not all of its workers came to run within {waited_s:g} s; {crowded}")
 
 
 class NumericError(KogcError):

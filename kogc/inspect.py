@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from kogc.artifact import Artifact
+from kogc.artifact_manifest import Manifest
 from kogc.ir.program import Program, Segment, Stage
+from kogc.targets import target_facts, target_names
+from kogc.targets.toolchains import load_toolchain
 from kogc.traffic import Traffic, traffic
+
+
+_DESKTOP_GB_S = 20.0
 
 
 @dataclass(frozen=True)
@@ -27,7 +34,8 @@ class Summary:
     """The figures of ``kogc inspect --summary``.
 
     ``exchanges_per_layer``: stages of one layer that wait for a value another worker made, averaged over the layers.
-    ``traffic`` is counted at context position ``position``; ``file_bytes`` is the artifact's size.
+    ``traffic`` is counted at context position ``position``; ``file_bytes`` is the artifact's size. ``resources``: what
+    the toolchain recorded of the binary, ``resources_line``: the same in one line; None where there is nothing to tell.
     """
 
     model: str
@@ -42,6 +50,8 @@ class Summary:
     position: int
     source_lines: int
     file_bytes: int
+    resources: Mapping[str, Any] | None
+    resources_line: str | None
 
     def predicted_tok_s(self, gigabytes_per_second: float) -> float:
         """Tokens per second of a machine that streams without gaps."""
@@ -67,7 +77,20 @@ def summarize(artifact: Artifact, position: int | None = None) -> Summary:
         position=at,
         source_lines=artifact.source.count("\n"),
         file_bytes=artifact.path.stat().st_size,
+        resources=manifest.meta.get("resources"),
+        resources_line=_resources_line(manifest),
     )
+
+
+def usual_bandwidth(artifact: Artifact) -> float:
+    """GB/s of the artifact's machine: what its target.toml says, else those of a desktop's memory."""
+    target = artifact.manifest.target
+    return target_facts(target).get("bandwidth_gb_s", _DESKTOP_GB_S) if target in target_names() else _DESKTOP_GB_S
+
+
+def _resources_line(manifest: Manifest) -> str | None:
+    """None also for an artifact whose target this kogc does not have."""
+    return load_toolchain(manifest.target).describe(manifest.meta) if manifest.target in target_names() else None
 
 
 def count_layers(program: Program) -> int:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from kogc.artifact import Artifact
-from kogc.codegen.layout import make_layout
 from kogc.codegen.pack_index import pack_index
 from kogc.codegen.pack_read import PackedWeights
-from kogc.codegen.tables import make_tables
+from kogc.codegen.render import laid_out
 from kogc.errors import ArtifactError
 from kogc.ir.passes.schedule import schedule
 from kogc.targets import load_target
@@ -19,13 +18,13 @@ def packed_weights(artifact: Artifact, rank: int = 0) -> PackedWeights:
     then nothing here knows which worker holds which row.
     """
     program, manifest = artifact.program, artifact.manifest
-    layout = load_target(manifest.target).layout
+    target = load_target(manifest.target)
     made = schedule(program, manifest.workers, manifest.tile_rows)
-    index = pack_index(program, made, layout)
-    plan = make_tables(program, made, make_layout(program, manifest.workers, manifest.tile_rows), index).data
-    if bytes(artifact.section("plan", rank)) != plan:
+    index = pack_index(program, made, target.layout)
+    _, _, tables = laid_out(program, made, target, index)
+    if bytes(artifact.section("plan", rank)) != tables.data:
         raise ArtifactError(
             f"{artifact.path} was compiled by kogc {manifest.kogc or 'of another version'}, which schedules differently; "
             "verify it against its MODEL, or compile it again"
         )
-    return PackedWeights(artifact.weights(rank), index, program, made, layout)
+    return PackedWeights(artifact.weights(rank), index, program, made, target.layout)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from itertools import chain
 
 import numpy as np
 import torch
@@ -14,6 +15,8 @@ from kogc.ir.graph import Graph
 from kogc.ir.passes.views import source_key
 from kogc.ir.types import NUMPY_DTYPES
 from kogc.ir.weights import WeightSource
+
+_HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 #: Tokens the module is given at once: as many as a trace takes, so that it needs no other shapes than those it was made for.
 STEP = 4
@@ -40,8 +43,27 @@ def rounded(weights: WeightSource, keys: set[str], dtype: str) -> Callable[[str]
     return get
 
 
-def fp32_module(model: ModelInput, get: Callable[[str], np.ndarray]) -> nn.Module:
-    """The model's module with ``get(name)`` for every parameter and empty caches, all floats at least fp32.
+def rounded_on(device: str, weights: WeightSource, keys: set[str], dtype: str) -> Callable[[str], torch.Tensor]:
+    """``rounded`` for a reference on a GPU: the same values, rounded and widened there, where it takes no time."""
+
+    def get(key: str) -> torch.Tensor:
+        value = _to_torch(weights.get(key)).to(device)
+        if value.dtype == torch.float64:
+            raise ValueError(f"{key} is fp64: rounding it through fp32 would round it twice")
+        return (value.to(_HALVES.get(dtype, torch.float32)) if key in keys else value).float()
+
+    return get
+
+
+def _to_torch(value: np.ndarray) -> torch.Tensor:
+    """An array as a tensor; bf16 is none of NumPy's own types."""
+    value = np.require(value, requirements=("C", "W"))
+    half = value.dtype == NUMPY_DTYPES["bf16"]
+    return torch.from_numpy(value.view(np.int16)).view(torch.bfloat16) if half else torch.from_numpy(value)
+
+
+def fp32_module(model: ModelInput, get: Callable[[str], np.ndarray | torch.Tensor], device: str = "cpu") -> nn.Module:
+    """The model's module on ``device`` with ``get(name)`` for every parameter and empty caches, all floats at least fp32.
 
     Needs the memory of that module and of one tensor more. Tied parameters stay tied.
     """
@@ -54,7 +76,7 @@ def fp32_module(model: ModelInput, get: Callable[[str], np.ndarray]) -> nn.Modul
                 if tensor is None:
                     continue
                 if id(tensor) not in made:
-                    made[id(tensor)] = _filled(tensor, names, get)
+                    made[id(tensor)] = _filled(tensor, names, get, device)
                 slots[slot] = made[id(tensor)]
     return module
 
@@ -64,28 +86,29 @@ def _without_values(module: nn.Module) -> dict[int, torch.Tensor]:
     return {id(p): nn.Parameter(torch.empty_like(p, device="meta"), requires_grad=False) for p in module.parameters()}
 
 
-def _filled(tensor: torch.Tensor, names: dict[int, str], get: Callable[[str], np.ndarray]) -> torch.Tensor:
+def _filled(tensor: torch.Tensor, names: dict[int, str], get: Callable[[str], np.ndarray | torch.Tensor], device: str) -> torch.Tensor:
     # What is fp64 stays so: a module written in fp64 may make fp64 values of its own, which fp32 would not go with.
     narrow = tensor.is_floating_point() and tensor.dtype != torch.float64
     wide = torch.float32 if narrow else tensor.dtype
     if isinstance(tensor, nn.Parameter):
-        values = torch.from_numpy(np.ascontiguousarray(get(names[id(tensor)])))
-        return nn.Parameter(values.reshape(tensor.shape).to(wide), requires_grad=False)
+        found = get(names[id(tensor)])
+        values = found if isinstance(found, torch.Tensor) else _to_torch(found)
+        return nn.Parameter(values.reshape(tensor.shape).to(device, wide), requires_grad=False)
     if tensor.is_meta:
-        return torch.zeros(tensor.shape, dtype=wide)
-    return tensor.detach().to(wide)
+        return torch.zeros(tensor.shape, dtype=wide, device=device)
+    return tensor.detach().to(device, wide)
 
 
-def module_logits(module: nn.Module, ids: Sequence[int]) -> np.ndarray:
-    """Teacher-forced logits of ``module``, fp32 [T, vocab], fed from position 0 in steps of ``STEP`` tokens.
+def module_logits(module: nn.Module, ids: Sequence[int], first: int = 0) -> np.ndarray:
+    """Teacher-forced logits of ``module``, fp32 [T, vocab], fed from position ``first`` on in steps of ``STEP`` tokens.
 
-    The last step is filled up with its last token at that token's own position, which writes the same values again.
+    Its caches must hold what lies before. The last step is filled up with its last token at that token's own position, which writes the same values again.
     """
-    logits = []
+    logits, device = [], next(chain(module.parameters(), module.buffers())).device
     with torch.inference_mode():
         for start in range(0, len(ids), STEP):
             part = list(ids[start : start + STEP])
-            position = torch.arange(start, start + STEP).clamp(max=len(ids) - 1)
-            token = torch.tensor(part + part[-1:] * (STEP - len(part)))
-            logits.append(module(token, position)[: len(part)].float().numpy())
+            position = torch.arange(first + start, first + start + STEP, device=device).clamp(max=first + len(ids) - 1)
+            token = torch.tensor(part + part[-1:] * (STEP - len(part)), device=device)
+            logits.append(module(token, position)[: len(part)].float().cpu().numpy())
     return np.concatenate(logits)

@@ -12,12 +12,13 @@ math                   ``exp``, ``tanh``, ``erfc`` of a vec; ``exp``, ``rsqrt`` 
 walk                   ``walk_begin``, ``walk_step`` (a vector shared out over the worker's lanes), ``worker_sum``, ``worker_sync``
 ``Worker``             the launch, its id, scratch, stream and what the columns of the step hold; ``Best``; ``Place``
 leave                  ``enter`` (a stage begins), ``leaving`` (cancelled or aborted)
-stream                 ``for_units<ARITY, T>`` (take units, dot them with T columns, hand each to an epilogue, release),
-                       ``skip_units``, ``rewind_stream``
-exchange               ``Buffer``, ``View``, ``write_index``, ``view``, ``await`` (bounded, aborting), ``publish``, ``publish_best``
-rows                   ``ConsecutiveRows``, ``RopePairs``, ``load_rows``, ``store_rows``, ``append_rows``, ``rope_angles``,
-                       ``for_rows`` (an embedding's rows), ``copy_rows``, ``take_logits``
-``attend``             attention of one key/value head over a span of the cache; ``AttentionSpan``
+stream                 ``prepare`` (a vector made ready for dots: an ``Activation``), ``for_units<ARITY, T>`` (take units, dot them
+                       with T columns, hand each to an epilogue, release), ``skip_units``, ``rewind_stream``
+exchange               ``Buffer``, ``View``, ``await`` (bounded, aborting), ``received`` (all that was awaited is here),
+                       ``Outgoing``, ``outgoing`` (a write begins), ``publish``, ``publish_best``, ``best_of``
+rows                   ``load_rows``, ``store_rows``, ``append_rows``, ``rope_angles``, ``for_rows`` (an embedding's rows),
+                       ``copy_rows``, ``take_logits``
+``attend``             attention of one key/value head over a span of the cache
 ``combine_rows``       rows of heads whose splits are brought together, tile by tile; called by combine stages only, which a
                        target asks for in its facts (docs/add-a-target.md)
 host                   ``report``, ``report_token``, ``report_nan``, and the entry points
@@ -53,7 +54,8 @@ class Target:
     """One machine, ready to render for.
 
     ``tile_rows``: rows of a tile. ``layout``: [units, arity, tile_rows, k] → the order in the stream. ``constants``: (name,
-    value, meaning) that the machine layer needs. ``facts``: the whole target.toml.
+    value, meaning) that the machine layer needs. ``facts``: the whole target.toml. ``near_floats``: exchanged words carry
+    their own flags, and a worker keeps what it receives in memory of its own, of which so many floats are near.
     """
 
     name: str
@@ -63,6 +65,7 @@ class Target:
     constants: tuple[tuple[str, int, str], ...]
     layout: Callable[[np.ndarray], np.ndarray]
     facts: Mapping[str, Any]
+    near_floats: int | None = None
 
 
 def target_names() -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from kogc.cli.options import Dtype, examples
 EPILOG = examples(
     "kogc compile model.pt",
     "kogc compile SmolLM2-135M-Instruct.Q4_1.gguf --dtype fp16 -o smol.kog",
+    "kogc compile preset:llama-3.2-1b --random-weights --target h200    (needs no GPU)",
     "kogc compile ./my-llama-folder --max-context 2048 --workers 4",
     "kogc compile preset:laneformer-2b --random-weights --dtype fp16",
     "kogc compile model.pt --dump-ir ir/    (every pass as text and JSON)",
@@ -30,7 +31,7 @@ def command(
     output: Annotated[Path | None, typer.Option("-o", "--output", help="The artifact to write; by default MODEL's name with .kog, here.")] = None,
     dtype: Annotated[Dtype | None, typer.Option(help="Storage type of weights and KV cache; by default the model's own.")] = None,
     max_context: Annotated[int | None, typer.Option(min=1, help="Positions the KV cache holds; by default the model's own limit.")] = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="Worker threads, baked in; by default one per core.")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Workers, baked in; by default one thread per core, or what the target says.")] = None,
     dump_ir: Annotated[Path | None, typer.Option(metavar="DIR", help="Write the result of every pass into this folder.")] = None,
     random_weights: Annotated[bool, typer.Option("--random-weights", help="Make the weights up (seeded): for speed work on presets.")] = False,
     weights: Annotated[bool, typer.Option("--weights/--no-weights", help="With --no-weights: emit and build the code only.")] = True,

@@ -16,7 +16,7 @@ _COLOURS = {"ok": "green", "note": "yellow", "bad": "red"}
 
 def register(app: typer.Typer) -> None:
     app.command("targets", epilog=examples("kogc targets", "kogc targets --json"))(targets)
-    app.command("doctor", epilog=examples("kogc doctor", "KOGC_CXX=zig kogc doctor"))(doctor)
+    app.command("doctor", epilog=examples("kogc doctor", "KOGC_CXX=zig kogc doctor", "KOGC_NVCC=nvrtc kogc doctor", "KOGC_GPU=1 kogc doctor"))(doctor)
 
 
 def targets(

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kogc.cli.console import err, print_json
+from kogc.cli.console import err, print_json, steps
 from kogc.cli.gate import gate_json
 from kogc.cli.options import examples, read_ids
 from kogc.errors import BadInput
@@ -39,7 +39,9 @@ def command(
     from kogc.artifact import load
 
     artifact = load(file)
-    with artifact.engine() as engine:
+    with steps() as progress:
+        engine = artifact.engine(progress=progress)
+    with engine:
         generation = engine.generate(prompt if ids is None else read_ids(ids), max_tokens=max_tokens)
         with generation:
             stream(generation, sys.stderr if as_json else sys.stdout, as_text=artifact.tokenizer is not None)

@@ -6,7 +6,7 @@ import ctypes
 from dataclasses import dataclass
 
 #: Raised whenever a field is added, removed or moved; kernel and runtime compare it before anything runs.
-LAUNCH_VERSION = 1
+LAUNCH_VERSION = 2
 
 MODE_GENERATE = 0
 MODE_TEACHER_FORCED = 1
@@ -50,6 +50,7 @@ LAUNCH_FIELDS = (
     Field("exchange", "uint8_t*", _P, "exchange buffers and flags; zeroed by the host before every launch"),
     Field("logits", "float*", _P, "teacher-forced: [n_prompt, vocab] fp32; else may be null"),
     Field("probe", "float*", _P, "probe build only: every stage's outputs; else null"),
+    Field("control", "uint32_t*", _P, "GPUs: 64 bytes zeroed before every launch; word 0: leave, set by the host to cancel; else null"),
 )
 
 STATE_FIELDS = (

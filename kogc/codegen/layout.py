@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kogc.ir.program import Attention, Buffer, OpSpec, Output, Program, Stage
 from kogc.ir.types import NUMPY_DTYPES
@@ -11,6 +11,15 @@ from kogc.ir.types import NUMPY_DTYPES
 #: Data and flags of different workers never share a cache line.
 LINE_BYTES = 64
 _LINE_FLOATS = LINE_BYTES // 4
+
+#: A cache row of a GPU is a multiple of this: bulk copies move no less.
+CACHE_ROW_BYTES = 16
+
+#: What a worker of a GPU says of the wait it gave up.
+REPORT_BYTES = 64
+
+#: A worker's best: its logit and the logit's index.
+BEST_WORDS = 2
 
 
 @dataclass(frozen=True)
@@ -48,7 +57,8 @@ class Layout:
     """Everything the kernel addresses by constants. Sizes in bytes, ``*_floats`` in fp32 values.
 
     ``scratch[stage number][op name]`` is the offset of a prologue result in a worker's scratch; ``probe_first[stage number,
-    output number]`` the entry of iteration 0 (``stage_outputs`` counts); the next iterations follow at once.
+    output number]`` the entry of iteration 0 (``stage_outputs`` counts); the next iterations follow at once. Behind the
+    exchange buffers of machines with far memory lie that of all workers and a report of each (``with_far_memory``).
     """
 
     columns: int
@@ -61,22 +71,40 @@ class Layout:
     probes: tuple[ProbeEntry, ...]
     probe_first: dict[tuple[int, int], ProbeEntry]
     probe_floats: int
+    cache_align: int = 1
+    far_begin: int = 0
+    reports_begin: int = 0
+
+    def cache_pitch(self, dtype: str, head_dim: int) -> int:
+        """Values from one position of a cache to the next."""
+        return cache_row_bytes(dtype, head_dim, self.cache_align) // NUMPY_DTYPES[dtype].itemsize
 
     def buffer(self, name: str) -> PlacedBuffer:
         return next(placed for placed in self.buffers if placed.buffer.name == name)
 
 
-def make_layout(program: Program, workers: int, tile_rows: int) -> Layout:
-    """Lay out the memory of ``program`` for ``workers`` workers with tiles of ``tile_rows`` rows."""
+def make_layout(program: Program, workers: int, tile_rows: int, tagged: bool = False) -> Layout:
+    """Lay out the memory of ``program`` for ``workers`` workers with tiles of ``tile_rows`` rows.
+
+    ``tagged``: exchanged words carry their own flags, so that there are no others, and what is appended to the caches in a
+    step crosses the exchange, too.
+    """
     columns = max(program.step_tokens)
-    buffers, exchange_bytes = _place_buffers(program, workers, tile_rows, columns)
-    caches, kv_bytes = _place_caches(program)
+    buffers, exchange_bytes = (_place_tagged if tagged else _place_buffers)(program, workers, tile_rows, columns)
+    align = CACHE_ROW_BYTES if tagged else 1
+    caches, kv_bytes = _place_caches(program, align)
     scratch = tuple(_scratch(stage, columns, tile_rows) for _, _, stage in numbered_stages(program))
     probes, probe_first, probe_floats = _place_probes(program, columns)
     return Layout(
         columns, buffers, exchange_bytes, caches, kv_bytes, tuple(offsets for offsets, _ in scratch),
-        max((size for _, size in scratch), default=0) or _LINE_FLOATS, probes, probe_first, probe_floats,
+        max((size for _, size in scratch), default=0) or _LINE_FLOATS, probes, probe_first, probe_floats, align,
     )  # fmt: skip
+
+
+def with_far_memory(layout: Layout, workers: int, far_floats: int) -> Layout:
+    """``layout`` with ``far_floats`` of far memory and one report per worker behind its exchange buffers."""
+    reports = layout.exchange_bytes + workers * far_floats * 4
+    return replace(layout, far_begin=layout.exchange_bytes, reports_begin=reports, exchange_bytes=reports + workers * REPORT_BYTES)
 
 
 def numbered_stages(program: Program) -> Iterator[tuple[int, int, Stage]]:
@@ -138,13 +166,27 @@ def _place_buffers(program: Program, workers: int, tile_rows: int, columns: int)
     return tuple(placed), offset
 
 
-def _place_caches(program: Program) -> tuple[dict[str, int], int]:
+def _place_tagged(program: Program, workers: int, tile_rows: int, columns: int) -> tuple[tuple[PlacedBuffer, ...], int]:
+    placed, offset = [], 0
+    for buffer in program.buffers:
+        best = buffer.payload == "best"
+        lanes, width = (1, pitch(workers * BEST_WORDS, 4)) if best else (buffer.lanes, pitch(buffer.width, tile_rows))
+        placed.append(PlacedBuffer(buffer, offset, 0, lanes, width))
+        offset = _up(offset + buffer.slots * columns * lanes * width * 4, 2 * LINE_BYTES)
+    return tuple(placed), offset
+
+
+def _place_caches(program: Program, align: int) -> tuple[dict[str, int], int]:
     offsets, offset = {}, 0
-    size = NUMPY_DTYPES[program.dtype].itemsize
     for cache in program.caches:
         offsets[cache.key] = offset
-        offset = _up(offset + cache.kv_heads * cache.capacity * cache.head_dim * size, LINE_BYTES)
+        offset = _up(offset + cache.kv_heads * cache.capacity * cache_row_bytes(program.dtype, cache.head_dim, align), LINE_BYTES)
     return offsets, offset
+
+
+def cache_row_bytes(dtype: str, head_dim: int, align: int) -> int:
+    """Bytes from one position of a cache to the next."""
+    return _up(head_dim * NUMPY_DTYPES[dtype].itemsize, align)
 
 
 def _scratch(stage: Stage, columns: int, tile_rows: int) -> tuple[dict[str, int], int]:

@@ -13,11 +13,12 @@ import jinja2
 
 import kogc.templates
 from kogc.codegen.launch import FINISH_REASONS, LAUNCH_FIELDS, LAUNCH_VERSION, MODE_GENERATE, MODE_TEACHER_FORCED, STATE_FIELDS, c_struct
-from kogc.codegen.layout import Layout, ProbeEntry, make_layout, numbered_stages
+from kogc.codegen.layout import Layout, ProbeEntry, make_layout, numbered_stages, with_far_memory
 from kogc.codegen.names import Scope, float_literal
 from kogc.codegen.pack_index import PackIndex
 from kogc.codegen.stage_context import StageContext, stage_context
 from kogc.codegen.stage_values import RenderError
+from kogc.codegen.staging import Staging, make_staging
 from kogc.codegen.tables import PlanTables, make_tables
 from kogc.ir.program import Program, Schedule
 from kogc.targets import Target
@@ -56,14 +57,23 @@ def render(program: Program, schedule: Schedule, target: Target, index: PackInde
     """
     if schedule.tile_rows != target.tile_rows:
         raise RenderError(f"the schedule has tiles of {schedule.tile_rows} rows, {target.title} computes with {target.tile_rows}")
-    layout = make_layout(program, schedule.workers, schedule.tile_rows)
-    tables = make_tables(program, schedule, layout, index)
-    source = _source(program, schedule, target, layout, tables, index)
+    layout, staging, tables = laid_out(program, schedule, target, index)
+    source = _source(program, schedule, target, layout, tables, index, staging)
     stages = tuple(stage.name for _, _, stage in numbered_stages(program))
     return Rendered(source, tables.data, layout.exchange_bytes, layout.kv_bytes, layout.probes, layout.probe_floats, stages)
 
 
-def _source(program: Program, schedule: Schedule, target: Target, layout: Layout, tables: PlanTables, index: PackIndex) -> str:
+def laid_out(program: Program, schedule: Schedule, target: Target, index: PackIndex) -> tuple[Layout, Staging | None, PlanTables]:
+    """The kernel's own memory, where its workers put what they receive, and the plan they follow."""
+    layout = make_layout(program, schedule.workers, schedule.tile_rows, tagged=target.near_floats is not None)
+    staging = None
+    if target.near_floats is not None:
+        staging = make_staging(program, schedule, target.near_floats)
+        layout = with_far_memory(layout, schedule.workers, staging.far_floats)
+    return layout, staging, make_tables(program, schedule, layout, index, staging)
+
+
+def _source(program: Program, schedule: Schedule, target: Target, layout: Layout, tables: PlanTables, index: PackIndex, staging: Staging | None) -> str:
     environment = _environment()
     buffers, functions = Scope(), Scope()
     for placed in layout.buffers:
@@ -72,7 +82,7 @@ def _source(program: Program, schedule: Schedule, target: Target, layout: Layout
     contexts = [
         stage_context(
             program, program.segments[segment], stage, number, tables.first_instance[number], layout, schedule.tile_rows,
-            buffers, functions, value_ops,
+            buffers, functions, value_ops, staging,
         )
         for number, segment, stage in numbered_stages(program)
     ]  # fmt: skip
@@ -84,7 +94,7 @@ def _source(program: Program, schedule: Schedule, target: Target, layout: Layout
         workers=schedule.workers,
         tile_rows=schedule.tile_rows,
         launch=_launch(),
-        sizes=_sizes(program, layout, index, contexts),
+        sizes=_sizes(program, layout, index, contexts, staging),
         buffers=[(buffers.name(placed.buffer.name), placed) for placed in layout.buffers],
         plan=tables,
         used=_used(contexts),
@@ -133,7 +143,9 @@ def _launch() -> Mapping[str, Any]:
     }
 
 
-def _sizes(program: Program, layout: Layout, index: PackIndex, contexts: list[StageContext]) -> Mapping[str, Any]:
+def _sizes(
+    program: Program, layout: Layout, index: PackIndex, contexts: list[StageContext], staging: Staging | None
+) -> Mapping[str, Any]:
     lengths = [length for _, length in index.streams]
     steps = []
     for number, segment in enumerate(program.segments):
@@ -144,7 +156,10 @@ def _sizes(program: Program, layout: Layout, index: PackIndex, contexts: list[St
         "exchange_bytes": layout.exchange_bytes,
         "kv_bytes": layout.kv_bytes,
         "probe_floats": layout.probe_floats,
-        "scratch_floats": layout.scratch_floats,
+        "scratch_floats": staging.near_floats if staging else layout.scratch_floats,
+        "far_floats": staging.far_floats if staging else None,
+        "far_begin": layout.far_begin,
+        "reports_begin": layout.reports_begin,
         "stream_summary": f"{min(lengths)} to {max(lengths)} bytes a step, {sum(lengths)} in all",
         "step_summary": steps,
     }

@@ -9,6 +9,7 @@ from kogc.codegen.layout import Layout, computed_once, stage_outputs
 from kogc.codegen.names import Scope
 from kogc.codegen.stage_parts import PartContext, probe_at, part_context
 from kogc.codegen.stage_values import RenderError, StageValues
+from kogc.codegen.staging import Staging
 from kogc.codegen.tables import shares_once, shares_own
 from kogc.ir.program import OpSpec, Program, Segment, Stage
 
@@ -46,11 +47,13 @@ class ShareContext:
 
 @dataclass(frozen=True)
 class AttentionContext:
-    """The attention core: ``q`` and ``out`` are float* expressions of column t, ``keys`` and ``values`` the caches."""
+    """The attention core: ``q``, ``out``, ``new_keys`` and ``new_values`` (of the lane, made in this step) are expressions of
+    rows of column t, ``keys`` and ``values`` the caches."""
 
     kv_heads: int
     group: int
     head_dim: int
+    cache_pitch: int
     splits: int
     scale: float
     softcap: float
@@ -58,6 +61,8 @@ class AttentionContext:
     out: str
     keys: str
     values: str
+    new_keys: str
+    new_values: str
     write: str
     probe: str
 
@@ -70,6 +75,14 @@ class CombineContext:
     head_dim: int
     splits: int
     records: str
+
+
+@dataclass(frozen=True)
+class ActivationContext:
+    """How the dots' vector is made ready: a call; ``once`` for the stage, or for every lane a worker visits."""
+
+    expression: str
+    once: bool
 
 
 @dataclass(frozen=True)
@@ -92,7 +105,13 @@ class StageContext:
     shares_own: tuple[ShareContext, ...]
     parts: tuple[PartContext, ...]
     attention: AttentionContext | None
+    activation: ActivationContext | None
     combine: CombineContext | None
+
+    @property
+    def names_lane(self) -> bool:
+        """Whether a worker's record begins with its lane."""
+        return any(const.space for const in self.values.consts) and self.values.stage.lanes > 1
 
     @property
     def operands(self):
@@ -113,13 +132,13 @@ class StageContext:
 
 def stage_context(
     program: Program, segment: Segment, stage: Stage, number: int, first_instance: int, layout: Layout, tile_rows: int,
-    buffers: Scope, functions: Scope, value_ops: frozenset[str],
+    buffers: Scope, functions: Scope, value_ops: frozenset[str], staging: Staging | None = None,
 ) -> StageContext:  # fmt: skip
     """Name everything in ``stage``. ``value_ops`` are the ops that are one expression of vecs.
 
     Raises RenderError for a stage that reads or makes something the templates have no code for.
     """
-    values = StageValues(stage, number, segment.count, layout, tile_rows, buffers)
+    values = StageValues(stage, number, segment.count, layout, tile_rows, buffers, staging)
     outputs = [output for output, _ in stage_outputs(stage)]
     for output in outputs:
         values.write_of(output)
@@ -132,7 +151,8 @@ def stage_context(
         first_instance, _summary(stage, outputs), values, caches,
         tuple(made for op, made in prologue if computed_once(op)), tuple(made for op, made in prologue if not computed_once(op)),
         tuple(_share(values, i, "share_lane") for i in shares_once(stage)), tuple(_share(values, i, "lane") for i in shares_own(stage)),
-        parts, _attention(values, caches) if stage.attention else None, _combine(values) if stage.combine else None,
+        parts, _attention(program, values, caches) if stage.attention else None,
+        _activation(values) if stage.kind == "matvec" else None, _combine(values) if stage.combine else None,
     )  # fmt: skip
 
 
@@ -183,13 +203,25 @@ def _combine(values: StageValues) -> CombineContext:
     return CombineContext(core.heads, core.head_dim, core.splits, values.vector(core.partials, "lane"))
 
 
-def _attention(values: StageValues, caches: tuple[str, ...]) -> AttentionContext:
+def _activation(values: StageValues) -> ActivationContext:
+    vector = values.vector(values.stage.vector, "lane")
+    pieces = [vector.replace(".at(t, ", ".at(0, "), str(values.columns(values.stage.vector))]
+    if values.staging is not None:
+        pieces.append(values.packed())
+    return ActivationContext(f"prepare<T, {values.stage.parts[0].k}>(w, {', '.join(pieces)})", values.same_for_all_lanes(values.stage.vector))
+
+
+def _attention(program: Program, values: StageValues, caches: tuple[str, ...]) -> AttentionContext:
     core = values.stage.attention
     if core.heads % core.kv_heads:
         raise RenderError(f"stage {values.stage.name}: {core.heads} query heads do not divide over {core.kv_heads} key/value heads")
     write = values.write_of(core.output)
+    appended = [operand.name for operand in values.stage.operands if operand.access == "cache"]
+    if len(appended) != 2:
+        raise RenderError(f"stage {values.stage.name}: keys and values come from {len(appended)} buffers, expected two")
     return AttentionContext(
-        core.kv_heads, core.heads // core.kv_heads, core.head_dim, core.splits, core.scale, core.softcap,
-        values.vector(core.q, "lane"), f"{write.name}.at(t, lane)", caches[0], caches[1], write.name,
+        core.kv_heads, core.heads // core.kv_heads, core.head_dim, values.layout.cache_pitch(program.dtype, core.head_dim), core.splits, core.scale, core.softcap,
+        values.vector(core.q, "lane"), f"{write.name}.at(t, lane)", caches[0], caches[1],
+        values.vector(appended[0], "lane"), values.vector(appended[1], "lane"), write.name,
         probe_at(values, len(stage_outputs(values.stage)) - 1, "lane"),
     )  # fmt: skip

@@ -48,7 +48,7 @@ class Load:
 
 @dataclass(frozen=True)
 class PartContext:
-    """One part: its rows as a C++ type, the vector it reads, its epilogue, and statements that hand the results on.
+    """One part: its rows as a C++ type, its epilogue, and statements that hand the results on.
 
     ``made`` names the writes it contributes to; ``skips`` the write of the best logits when its dots are only for logits.
     """
@@ -57,9 +57,6 @@ class PartContext:
     rows_type: str
     arity: int
     width: int
-    k: int
-    vector: str
-    columns: int
     loads: tuple[Load, ...]
     ops: tuple[Epilogue, ...]
     statements: tuple[str, ...]
@@ -72,17 +69,14 @@ def part_context(program: Program, values: StageValues, part: Part, caches: Iter
 
     Raises RenderError for an epilogue that needs what a unit's rows cannot give.
     """
-    dots = bool(part.matrices)
     width = values.stage.part_rows(part)
     builder = _Epilogues(values, part, width, value_ops)
     ops = tuple(builder.op(spec) for spec in part.epilogue)
     statements = tuple(s for output in part.outputs for s in _store(program, values, part, builder, output, caches, width))
     logits = [output for output in part.outputs if output.kind == "logits"]
     skips = values.write_of(logits[0]).name if logits and len(part.outputs) == 1 else None
-    source = values.stage.vector if dots else ""
     return PartContext(
-        part.name, _rows_type(part, width), part.arity, width, part.k if dots else 0,
-        values.vector(source, "lane").replace(".at(t, ", ".at(0, ") if dots else "", values.columns(source) if dots else 0,
+        part.name, _rows_type(part, width), part.arity, width,
         tuple(builder.loads.values()), ops, statements, tuple(dict.fromkeys(values.write_of(o).name for o in part.outputs)), skips,
     )  # fmt: skip
 
@@ -189,8 +183,10 @@ def _beside(values: StageValues, lanes: int, width: int, rows: int) -> str:
 
 def _append(program: Program, values: StageValues, part: Part, output: Output, cache: str, tiles: tuple[str, ...], rows: int) -> list[str]:
     head_dim = next(c.head_dim for c in program.caches if c.key == output.caches[0])
-    at = f"{cache} + ((int64_t)lane * {rows // head_dim} * CAPACITY + w.position[t]) * {head_dim}"
-    return [f"append_rows<Rows, {head_dim}>({at}, unit, {i}, {tile});" for i, tile in enumerate(tiles)]
+    pitch = values.layout.cache_pitch(program.dtype, head_dim)
+    at = f"{cache} + ((int64_t)lane * {rows // head_dim} * CAPACITY + w.position[t]) * {pitch}"
+    fresh = f"{values.write_of(output).name}.at(t, {'lane' if values.buffer(output.buffer).lanes > 1 else '0'})"
+    return [f"append_rows<Rows, {head_dim}, {pitch}>({at}, {fresh}, unit, {i}, {tile});" for i, tile in enumerate(tiles)]
 
 
 def _probe(values: StageValues, part: Part, output: Output, tiles: tuple[str, ...], rows: int) -> list[str]:

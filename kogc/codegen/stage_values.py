@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from kogc.codegen.layout import Layout, pitch, stored_lanes
+from kogc.codegen.layout import Layout, computed_once, pitch, stored_lanes
 from kogc.codegen.names import Scope
+from kogc.codegen.staging import Space, Staging
 from kogc.ir.program import Affine, Buffer, Const, Operand, OpSpec, Output, Part, Stage
 
 
@@ -16,14 +17,15 @@ class RenderError(ValueError):
 
 @dataclass(frozen=True)
 class OperandView:
-    """A buffer value the stage reads: ``name`` is the View, ``buffer`` the C++ constant, ``write`` the in-step number."""
+    """A buffer value the stage reads: ``name`` is the View, ``buffer`` the C++ constant, ``write`` the in-step number,
+    ``space`` where a worker keeps what it receives, None where it reads it in the exchange itself."""
 
     name: str
     buffer: str
     write: str
     lanes: int
     width: int
-    has_data: bool
+    space: str | None
     shape: str
 
 
@@ -35,16 +37,31 @@ class WriteView:
     buffer: str
     write: str
     payload: str
-    has_data: bool
     shape: str
 
 
 @dataclass(frozen=True)
-class ScratchView:
-    """A prologue result in the worker's scratch, [columns][lanes][pitch]."""
+class ConstView:
+    """A constant; with ``space``, ``width`` floats of it (of the worker's lane, when it has ``lanes``) are kept there."""
 
     name: str
-    offset: int
+    space: str | None
+    width: int
+    lanes: int
+
+    def begin(self, stored: str) -> str:
+        """Where the constant begins, as const float*, given where it is stored."""
+        if self.space is None:
+            return stored
+        return f"constants<{self.width}>(w, {stored}, {'own_lane' if self.lanes > 1 else '0'}, {self.space})"
+
+
+@dataclass(frozen=True)
+class ScratchView:
+    """A prologue result in the worker's scratch, [columns][lanes][pitch] from ``space``."""
+
+    name: str
+    space: str
     lanes: int
     pitch: int
 
@@ -52,15 +69,17 @@ class ScratchView:
 class StageValues:
     """Operands, constants, prologue results and writes of ``stage`` (global number ``number``) with their names."""
 
-    def __init__(self, stage: Stage, number: int, iterations: int, layout: Layout, tile_rows: int, buffers: Scope) -> None:
+    def __init__(
+        self, stage: Stage, number: int, iterations: int, layout: Layout, tile_rows: int, buffers: Scope, staging: Staging | None = None
+    ) -> None:
         self.stage, self.number, self.iterations = stage, number, iterations
-        self.layout, self.tile_rows, self._buffers = layout, tile_rows, buffers
+        self.layout, self.tile_rows, self._buffers, self.staging = layout, tile_rows, buffers, staging
         self.scope = Scope()
         self._operands = {operand.name: operand for operand in stage.operands}
         self._consts = {const.name: const for const in stage.consts}
         self._ops = {op.name: op for op in stage.prologue}
         self.operands = tuple(self._operand(operand) for operand in stage.operands)
-        self.consts = tuple(self.scope.name(f"const {const.name}", const.name) for const in stage.consts)
+        self.consts = tuple(self._const(const) for const in stage.consts)
         self.scratch = tuple(self._scratch(op) for op in stage.prologue)
         self._writes: dict[tuple[str, Affine], WriteView] = {}
 
@@ -74,7 +93,7 @@ class StageValues:
         return f"{write.base} + {turns}" if write.base else turns
 
     def buffer_constant(self, name: str) -> str:
-        return self._buffers.name(name, f"buffer_{name}")
+        return f"{self._buffers.name(name, f'buffer_{name}')}()"
 
     def write_of(self, output: Output) -> WriteView:
         """The write an output goes to; outputs with the same buffer and number share it."""
@@ -82,9 +101,8 @@ class StageValues:
         if key not in self._writes:
             buffer = self.buffer(output.buffer)
             name = self.scope.name(f"write {key}", f"new_{output.buffer}")
-            has_data = buffer.payload in ("vector", "partials")
             self._writes[key] = WriteView(
-                name, self.buffer_constant(output.buffer), self.write_number(output.write), buffer.payload, has_data, _shape(buffer)
+                name, self.buffer_constant(output.buffer), self.write_number(output.write), buffer.payload, _shape(buffer)
             )
         return self._writes[key]
 
@@ -102,6 +120,10 @@ class StageValues:
         if name in self._operands:
             return self._operands[name].lanes > 1
         return stored_lanes(self._ops[name]) > 1
+
+    def same_for_all_lanes(self, name: str) -> bool:
+        """Whether a value, once there, serves all lanes that a worker visits."""
+        return self._operands[name].lanes == 1 if name in self._operands else computed_once(self._ops[name])
 
     def vector(self, name: str, lane: str) -> str:
         """The vector of column t in ``lane`` (an expression) of an operand or prologue result, as float*."""
@@ -131,11 +153,18 @@ class StageValues:
 
     def columns(self, name: str) -> int:
         """Floats from column to column of a value."""
+        if name in self._operands and self.staging is not None:
+            space = self.staging.operands[self.number][name]
+            return space.lanes * space.pitch
         if name in self._operands:
             placed = self.layout.buffer(self._operands[name].buffer)
             return placed.lanes * placed.pitch
         op = self._ops[name]
         return stored_lanes(op) * pitch(op.width, self.tile_rows)
+
+    def packed(self) -> str:
+        """Where the dots' vector is rearranged for them, as float*."""
+        return _begin(self.staging.packed[self.number])
 
     # ── rows of a part ──
 
@@ -152,15 +181,32 @@ class StageValues:
         buffer = self.buffer(operand.buffer)
         return OperandView(
             self.scope.name(f"value {operand.name}", operand.name), self.buffer_constant(operand.buffer),
-            self.write_number(operand.write), operand.lanes, operand.width, buffer.payload != "cache", _shape(buffer),
+            self.write_number(operand.write), operand.lanes, operand.width, self._space(operand), _shape(buffer),
         )  # fmt: skip
 
+    def _space(self, operand: Operand) -> str | None:
+        if self.staging is None:
+            return None
+        space = self.staging.operands[self.number][operand.name]
+        return f"View{{{_begin(space)}, {space.lanes}, {space.pitch}}}"
+
     def _scratch(self, op: OpSpec) -> ScratchView:
-        offset = self.layout.scratch[self.number][op.name]
-        return ScratchView(self.scope.name(f"value {op.name}", op.name), offset, stored_lanes(op), pitch(op.width, self.tile_rows))
+        begin = f"w.scratch + {self.layout.scratch[self.number][op.name]}"
+        if self.staging is not None:
+            begin = _begin(self.staging.scratch[self.number][op.name])
+        return ScratchView(self.scope.name(f"value {op.name}", op.name), begin, stored_lanes(op), pitch(op.width, self.tile_rows))
+
+    def _const(self, const: Const) -> ConstView:
+        name = self.scope.name(f"const {const.name}", const.name)
+        space = self.staging.consts[self.number].get(const.name) if self.staging is not None else None
+        return ConstView(name, space and _begin(space), prod(const.shape), const.lanes)
 
     def _name_of(self, value: str) -> str:
         return self.scope.name(f"value {value}", value)
+
+
+def _begin(space: Space) -> str:
+    return f"{'w.scratch' if space.near else 'far_memory(w)'} + {space.offset}"
 
 
 def _shape(buffer: Buffer) -> str:

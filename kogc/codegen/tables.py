@@ -9,9 +9,17 @@ instance is ``first_instance(stage) + iteration``. The blob holds
   KV's begin); two words for an embedding table (bytes from the tables' begin); one word for an attention's window; for
   ``sample`` the intervals of workers that make logits;
 * from ``work``, one word per instance and worker: where that worker's share begins: per Operand the intervals of workers
-  to await; the number of visits (not for ``sample``); the shares of values every worker computes (output, lane, first,
+  to await (where words carry their own flags: the lane and row its space begins with, and the intervals it needs as
+  lane, first, last); the number of visits (not for ``sample``); the shares of values every worker computes (output, lane, first,
   last), if the stage has such; the visits. A visit is: lane; the shares of that lane's values (output, first, last), if the stage has such; runs (part,
   first unit, units).
+
+Machines whose words carry their own flags have three words in front: ``PLAN_STREAMS`` as above; ``PLAN_FEEDS``, where the
+workers' feeds are listed, one word each; ``PLAN_SCRIPTS``, where their scripts are listed, begin and length each. A feed: how
+many attention units the worker does in a step, and for each the bytes of weights that come before (two words), the begins
+of the head's keys and values in the KV (two words each), split, splits, window, bytes of a cache row. A script: the two
+indices above and their records for this worker alone, counted from its begin, so that a worker can keep it near; where
+constants are kept near, too, and lanes have their own, a record begins with the worker's lane.
 
 Lists are preceded by their length. 64-bit values are two words, low first. Equal records are stored once.
 """
@@ -25,18 +33,21 @@ import numpy as np
 
 from kogc.codegen.layout import Layout, computed_once, numbered_stages
 from kogc.codegen.pack_index import PackIndex
+from kogc.codegen.staging import Receipt, Staging
 from kogc.ir.program import Program, Run, Schedule, Share, Stage, WorkerStage
 from kogc.ir.types import NUMPY_DTYPES
 
 
 @dataclass(frozen=True)
 class PlanTables:
-    """The plan's bytes and the words from which the two indices lie; ``first_instance`` per global stage number."""
+    """The plan's bytes and the words from which the two indices lie; ``first_instance`` per global stage number.
+    ``script_words``: of the longest script, None where workers have none."""
 
     data: bytes
     shared: int
     work: int
     first_instance: tuple[int, ...]
+    script_words: int | None
 
     @property
     def words(self) -> int:
@@ -49,24 +60,79 @@ def first_instances(program: Program) -> tuple[int, ...]:
     return tuple(np.r_[0, np.cumsum(counts)].tolist()[:-1])
 
 
-def make_tables(program: Program, schedule: Schedule, layout: Layout, index: PackIndex) -> PlanTables:
-    """Flatten ``schedule``. ``index`` tells where streams, tables and constants lie in the pack."""
+def make_tables(
+    program: Program, schedule: Schedule, layout: Layout, index: PackIndex, staging: Staging | None = None
+) -> PlanTables:
+    """Flatten ``schedule``. ``index`` tells where streams, tables and constants lie in the pack; with ``staging`` operands
+    are received word by word."""
     instances = sum(segment.count * len(segment.stages) for segment in program.segments)
-    blob = _Blob(1 + instances * (1 + schedule.workers))
-    shared, work = 1, 1 + instances
+    shared, work = (0, instances) if staging else (1, 1 + instances)
+    records = list(_records(program, schedule, layout, index, staging))
+    streams = [word for stream in index.streams for value in stream for word in _wide(value)]
+    if staging is None:
+        blob = _Blob(work + instances * schedule.workers)
+        blob.words[0] = blob.record(streams)
+        for at, (facts, works) in enumerate(records):
+            blob.words[shared + at] = blob.record(facts)
+            for worker, words in enumerate(works):
+                blob.words[work + at * schedule.workers + worker] = blob.record(words)
+        return PlanTables(np.array(blob.words, np.int32).tobytes(), shared, work, first_instances(program), None)
+    blob = _Blob(3)
+    blob.words[0] = blob.record(streams)
+    blob.words[1] = blob.record([blob.record(feed) for feed in _feeds(program, schedule, layout, index)])
+    scripts = [_script(records, worker) for worker in range(schedule.workers)]
+    blob.words[2] = blob.record([word for script in scripts for word in (blob.record(script), len(script))])
+    return PlanTables(np.array(blob.words, np.int32).tobytes(), shared, work, first_instances(program), max(map(len, scripts)))
+
+
+def _records(program: Program, schedule: Schedule, layout: Layout, index: PackIndex, staging: Staging | None):
+    """For every instance, in the order of their numbers: facts for all workers, and every worker's own words."""
     makers = _logits_makers(program, schedule)
-    at = 0
-    for _, segment, stage in numbered_stages(program):
+    for global_number, segment, stage in numbered_stages(program):
         number = program.segments[segment].stages.index(stage)
         for iteration in range(program.segments[segment].count):
-            facts = _shared_facts(program, stage, iteration, layout, index, makers)
-            blob.words[shared + at] = blob.record(facts)
-            for worker in range(schedule.workers):
-                record = _work(stage, schedule.at(segment, number, iteration, worker))
-                blob.words[work + at * schedule.workers + worker] = blob.record(record)
-            at += 1
-    blob.words[0] = blob.record([word for stream in index.streams for value in stream for word in _wide(value)])
-    return PlanTables(np.array(blob.words, np.int32).tobytes(), shared, work, first_instances(program))
+            dealt = schedule.work[segment][number][iteration]
+            if staging is None:
+                works = [_awaited(work) + _work(stage, work) for work in dealt]
+            else:
+                receipts = staging.receipts[global_number, iteration]
+                lanes = [[_first_lane(work)] if staging.consts[global_number] and stage.lanes > 1 else [] for work in dealt]
+                works = [lanes[w] + _received(receipts, w) + _work(stage, work) for w, work in enumerate(dealt)]
+            yield _shared_facts(program, stage, iteration, layout, index, makers), works
+
+
+def _first_lane(work: WorkerStage) -> int:
+    return work.runs[0].lane if work.runs else 0
+
+
+def _script(records: list[tuple[list[int], list[list[int]]]], worker: int) -> list[int]:
+    """All that one worker reads of the plan in a step, small enough to be kept near it."""
+    blob = _Blob(2 * len(records))
+    for at, (facts, works) in enumerate(records):
+        blob.words[at], blob.words[len(records) + at] = blob.record(facts), blob.record(works[worker])
+    return blob.words
+
+
+def _feeds(program: Program, schedule: Schedule, layout: Layout, index: PackIndex) -> list[list[int]]:
+    """Per worker: how many attention units it does in a step, and for each where in its stream the caches come in between."""
+    size = NUMPY_DTYPES[program.dtype].itemsize
+    done = [0] * schedule.workers
+    feeds: list[list[int]] = [[0] for _ in done]
+    for segment, iteration, number, stage in program.instances():
+        unit_bytes = index.unit_bytes[segment][number]
+        core = stage.attention
+        for worker, work in enumerate(schedule.work[segment][number][iteration]):
+            done[worker] += sum(run.count * unit_bytes[run.part] for run in work.runs if any(unit_bytes))
+            for run in work.runs if core else ():
+                keys, values = (layout.caches[key] for key in stage_caches(stage, iteration))
+                row = layout.cache_pitch(program.dtype, core.head_dim) * size
+                for unit in range(run.first, run.first + run.count):
+                    head, split = divmod(unit, core.splits)
+                    begin = (run.lane * core.kv_heads + head) * program.capacity * row
+                    places = [word for value in (done[worker], keys + begin, values + begin) for word in _wide(value)]
+                    feeds[worker] += [*places, split, core.splits, _per_iteration(core.windows, iteration) or 0, row]
+                    feeds[worker][0] += 1
+    return feeds
 
 
 class _Blob:
@@ -142,8 +208,19 @@ def shares_own(stage: Stage) -> list[int]:
     return [number for number in range(len(stage.prologue_outputs)) if number not in once]
 
 
+def _awaited(work: WorkerStage) -> list[int]:
+    return [word for intervals in work.awaits for word in _intervals(intervals)]
+
+
+def _received(receipts: list[list[Receipt]], worker: int) -> list[int]:
+    words: list[int] = []
+    for receipt in (of_operand[worker] for of_operand in receipts):
+        words += [receipt.lane, receipt.row, len(receipt.intervals), *(value for interval in receipt.intervals for value in interval)]
+    return words
+
+
 def _work(stage: Stage, work: WorkerStage) -> list[int]:
-    words = [word for intervals in work.awaits for word in _intervals(intervals)]
+    words: list[int] = []
     if stage.kind == "sample":
         return words
     once, own = shares_once(stage), shares_own(stage)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -12,8 +11,10 @@ import numpy as np
 
 from kogc.codegen.launch import Launch, State
 from kogc.errors import EnvironmentFailure
-from kogc.runtime.cpu_library import Fact, Library, open_library
+from kogc.runtime.cpu_library import Library, open_library
 from kogc.runtime.device import Needs
+from kogc.runtime.facts import Fact
+from kogc.runtime.kernel_thread import KernelThread
 
 if TYPE_CHECKING:
     from kogc.artifact import Artifact
@@ -41,6 +42,10 @@ class CpuBlock:
         assert self._array is not None
         return self._array[: self.nbytes].view(dtype)
 
+    def read(self, dtype: type | np.dtype) -> np.ndarray:
+        """A copy."""
+        return self.view(dtype).copy()
+
     def clear(self) -> None:
         """Fill with zeros."""
         assert self._array is not None
@@ -51,27 +56,23 @@ class CpuBlock:
         self._array = None
 
 
-class CpuRun:
-    """A launch in progress. It keeps alive what the kernel writes to even if everybody else has let go."""
+class CpuRun(KernelThread):
+    """A launch in progress: the thread is the one that calls the kernel."""
 
     def __init__(self, library: Library, launch: Launch, left: Callable[[], None]) -> None:
-        self._library, self._launch, self._left = library, launch, left
+        self._library, self._launch = library, launch
         self._state = State.from_address(launch.state)
-        self._code = 0
-        # A daemon: a program that ends while a kernel runs must not wait for max_tokens.
-        self._thread = threading.Thread(target=self._call, name="kogc-kernel", daemon=True)
-        self._thread.start()
+        super().__init__(left)
 
-    def _call(self) -> None:
-        try:
-            self._code = self._library.run(ctypes.byref(self._launch))
-        finally:
-            self._left()
+    def _work(self) -> None:
+        code = self._library.run(ctypes.byref(self._launch))
+        if code:
+            raise EnvironmentFailure(f"the kernel could not run: {_REFUSALS.get(code, f'code {code}')}")
 
     def wait(self, seen: int) -> bool:
         """Return when more than ``seen`` tokens are there, or with False when the kernel has left."""
         while not self._library.wait(ctypes.byref(self._state), seen, _SLICE_NS):
-            if not self._thread.is_alive():
+            if not self.running:
                 return False
         return not self._state.finished
 
@@ -79,23 +80,11 @@ class CpuRun:
         """Set the flag that workers look at in every wait and step."""
         self._state.cancel = 1
 
-    def join(self) -> None:
-        """Return when the kernel has left, also when Ctrl-C comes meanwhile; it is raised afterwards."""
-        interrupt = None
-        while self._thread.is_alive():
-            try:
-                self._thread.join()
-            except KeyboardInterrupt as error:
-                self.cancel()
-                interrupt = error
-        if interrupt is not None:
-            raise interrupt
-        if self._code:
-            raise EnvironmentFailure(f"the kernel could not run: {_REFUSALS.get(self._code, f'code {self._code}')}")
-
 
 class CpuDevice:
     """The kernel of an artifact, loaded into this process. Weights are used where they are mapped."""
+
+    crowded = "the machine is busy with other programs; end some, or raise stall_timeout"
 
     def __init__(self, artifact: Artifact, defines: tuple[str, ...] = ()) -> None:
         self._library = open_library(artifact, defines)
@@ -104,11 +93,15 @@ class CpuDevice:
         self.columns = facts[Fact.MAX_COLUMNS]
         self.needs = Needs(facts[Fact.EXCHANGE_BYTES], facts[Fact.KV_BYTES], 4 * facts[Fact.PROBE_FLOATS])
 
+    @staticmethod
+    def obstacle() -> None:
+        """There is always a CPU."""
+
     def alloc(self, nbytes: int, what: str, host: bool = False) -> CpuBlock:
         """Zeroed memory; all of it is the host's, too."""
         return CpuBlock(nbytes, what)
 
-    def upload(self, data: np.ndarray) -> int:
+    def upload(self, data: np.ndarray, what: str, progress: Callable[[int], None]) -> int:
         """The address of ``data`` itself."""
         self._uploads.append(data)
         return data.ctypes.data

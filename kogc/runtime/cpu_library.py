@@ -4,33 +4,18 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from enum import IntEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kogc.cache import cache_folder, content_key, locked, write_atomically
-from kogc.codegen.launch import LAUNCH_VERSION, Launch, State
+from kogc.codegen.launch import Launch, State
 from kogc.errors import ArtifactError, MachineMismatch, ToolchainError
+from kogc.runtime.facts import Fact, check_facts
 from kogc.targets.cpu import toolchain
 from kogc.targets.cpu.features import machine, missing_features
 
 if TYPE_CHECKING:
     from kogc.artifact import Artifact
-
-
-class Fact(IntEnum):
-    """Questions ``kogc_query`` answers."""
-
-    LAUNCH_VERSION = 0
-    WORKERS = 1
-    TILE_ROWS = 2
-    MAX_COLUMNS = 3
-    VOCAB = 4
-    CAPACITY = 5
-    EXCHANGE_BYTES = 6
-    KV_BYTES = 7
-    PROBE_FLOATS = 8
-    PLAN_WORDS = 9
 
 
 class Library:
@@ -57,7 +42,7 @@ def open_library(artifact: Artifact, defines: tuple[str, ...] = ()) -> Library:
         library = Library(_library_path(artifact, defines))
     except (OSError, AttributeError) as error:
         raise ArtifactError(f"{artifact.path}: section kernel.so cannot be loaded: {error}") from None
-    _check(artifact, library.facts)
+    check_facts(artifact, library.facts)
     return library
 
 
@@ -94,25 +79,3 @@ def _extracted(binary: bytes) -> Path:
         with locked(path):
             write_atomically(path, binary)
     return path
-
-
-def _check(artifact: Artifact, facts: dict[Fact, int]) -> None:
-    if facts[Fact.LAUNCH_VERSION] != LAUNCH_VERSION:
-        raise ArtifactError(
-            f"{artifact.path}: the kernel speaks launch version {facts[Fact.LAUNCH_VERSION]}, this kogc {LAUNCH_VERSION}; "
-            "compile the model again"
-        )
-    manifest = artifact.manifest
-    expected = {
-        Fact.WORKERS: manifest.workers,
-        Fact.TILE_ROWS: manifest.tile_rows,
-        Fact.VOCAB: manifest.vocab,
-        Fact.CAPACITY: manifest.context,
-        Fact.EXCHANGE_BYTES: manifest.exchange_bytes,
-        Fact.KV_BYTES: manifest.kv_bytes,
-    }
-    for fact, value in expected.items():
-        if facts[fact] != value:
-            raise ArtifactError(
-                f"{artifact.path}: kernel.so and manifest.json do not belong together ({fact.name.lower()}: {facts[fact]} and {value})"
-            )

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from kogc.artifact import Artifact
 
 #: Target name → module and class.
-_DEVICES = {"cpu": ("kogc.runtime.cpu", "CpuDevice")}
+_DEVICES = {"cpu": ("kogc.runtime.cpu", "CpuDevice"), "h200": ("kogc.runtime.cuda", "CudaDevice")}
 
 
 class Block(Protocol):
@@ -27,6 +27,10 @@ class Block(Protocol):
 
     def view(self, dtype: type | np.dtype) -> np.ndarray:
         """The memory as seen by the host (blocks made with ``host=True``)."""
+        ...
+
+    def read(self, dtype: type | np.dtype) -> np.ndarray:
+        """A copy for the host. No kernel may be writing there."""
         ...
 
     def clear(self) -> None:
@@ -64,17 +68,27 @@ class Needs:
 
 
 class Device(Protocol):
-    """One loaded kernel and the memory around it. ``columns``: tokens of its largest step."""
+    """One loaded kernel and the memory around it. ``columns``: tokens of its largest step; ``crowded``: what to tell a user
+    when not all of the kernel's workers came to run."""
 
     needs: Needs
     columns: int
+    crowded: str
 
     def alloc(self, nbytes: int, what: str, host: bool = False) -> Block:
         """Zeroed memory; ``host``: visible to both sides. Raises EnvironmentFailure naming ``what`` when there is none."""
         ...
 
-    def upload(self, data: np.ndarray) -> int:
-        """Make read-only ``data`` (uint8) available to the kernel; its pointer there. The device keeps it until closed."""
+    def upload(self, data: np.ndarray, what: str, progress: Callable[[int], None]) -> int:
+        """Make read-only ``data`` (uint8) available to the kernel; its pointer there. The device keeps it until closed.
+
+        ``progress`` is told how many bytes are there. Raises EnvironmentFailure naming ``what`` when there is no memory.
+        """
+        ...
+
+    @staticmethod
+    def obstacle() -> str | None:
+        """Why no kernel can run here, in a few words; None when one can."""
         ...
 
     def start(self, launch: Launch, left: Callable[[], None]) -> Running:
@@ -97,5 +111,14 @@ def open_device(artifact: Artifact, defines: tuple[str, ...] = ()) -> Device:
     target = artifact.manifest.target
     if target not in _DEVICES:
         raise BadInput(f"{artifact.path} is for target {target}; this kogc runs {', '.join(_DEVICES)}")
+    return _device_class(target)(artifact, defines)
+
+
+def why_no_device(target: str) -> str | None:
+    """Why this machine cannot run kernels for ``target``, in a few words; None when it can."""
+    return _device_class(target).obstacle()
+
+
+def _device_class(target: str) -> type:
     module, name = _DEVICES[target]
-    return getattr(import_module(module), name)(artifact, defines)
+    return getattr(import_module(module), name)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -26,38 +27,55 @@ if TYPE_CHECKING:
 #: Longer waits than this would not fit the kernel's clock: decades.
 _LONGEST_S = 1e9
 
+#: Builds with this macro keep the clock at which every worker began every stage; targets without it cannot be profiled.
+_PROFILE = "KOGC_PROFILE"
+
 
 class Engine:
     """Runs an artifact. A context manager: ``close`` stops what runs and frees everything.
 
     ``stall_timeout``: seconds a worker waits for another before the launch is aborted (``None``: what target.toml says;
     time without a processor does not count). ``probe``: run a build of the
-    artifact's source that also stores every stage's outputs; ``fault``: one that injects this fault (both need a compiler).
-    Raises ArtifactError for a damaged file, MachineMismatch, ToolchainError, EnvironmentFailure.
+    artifact's source that also stores every stage's outputs; ``profile``: one that keeps its workers' clocks; ``fault``: one
+    that injects this fault (all need a compiler).
+    ``progress`` is told what is done while weights are uploaded (step, bytes done, bytes in all).
+    Raises ArtifactError for a damaged file, MachineMismatch, ToolchainError, EnvironmentFailure; BadInput for builds that
+    the target does not have.
     """
 
     def __init__(
-        self, artifact: Artifact, *, stall_timeout: float | None = None, probe: bool = False, fault: Fault | None = None
+        self,
+        artifact: Artifact,
+        *,
+        stall_timeout: float | None = None,
+        probe: bool = False,
+        profile: bool = False,
+        fault: Fault | None = None,
+        progress: Callable[[str, float, float], None] | None = None,
     ) -> None:
         self.artifact = artifact
         limit = _positive(stall_timeout)
         self._probing, self._fault = probe, fault
+        _check_profile(artifact, probe, profile)
         artifact.verify_hashes()
-        self._device = open_device(artifact, ("KOGC_PROBE",) * probe + ("KOGC_FAULT",) * (fault is not None))
+        self._device = open_device(artifact, ("KOGC_PROBE",) * probe + (_PROFILE,) * profile + ("KOGC_FAULT",) * (fault is not None))
         self._stall_timeout = limit or target_facts(artifact.manifest.target)["spin_limit_s"]
-        self._exchange = self._device.alloc(self._device.needs.exchange, "the exchange buffers")
-        self._kv = self._allocate_kv()
-        self._pointers = Pointers(
-            **{name: self._device.upload(artifact.section(name)) for name in ("stream", "embed", "consts", "plan")},
-            exchange=self._exchange.address,
-        )
         #: Held while a kernel runs: exchange buffers exist once. The kernel's own end releases it.
         self._running = threading.Lock()
         self._jobs: weakref.WeakSet[Job] = weakref.WeakSet()
         self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+        self._blocks: list[Block] = []
         self._closed = False
         # Also at the interpreter's end: no kernel may write while memory is taken down.
         self._finalizer = weakref.finalize(self, _stop_all, self._jobs, self._device)
+        try:
+            self._exchange = self._own(self._device.needs.exchange, "the exchange buffers")
+            self._kv = self._own(self._device.needs.kv, self._kv_name)
+            self._stamps = self._own(self._device.needs.probe, "the workers' clocks") if profile else None
+            self._pointers = Pointers(**self._upload(progress or (lambda step, done, total: None)), exchange=self._exchange.address)
+        except BaseException:
+            self.close()
+            raise
 
     def generate(
         self,
@@ -82,10 +100,7 @@ class Engine:
         if not isinstance(max_tokens, int | np.integer) or max_tokens < 1:
             raise BadInput(f"max_tokens must be at least 1, not {max_tokens!r}")
         if session is not None:
-            if session not in self._sessions:
-                # Its caches have another engine's size: the kernel would write outside of them.
-                raise BadInput("the session belongs to another engine; make one with this engine's session()")
-            session.claim()
+            self._claim(session)
         try:
             # A conversation under way needs no second start token.
             new = self._ids(prompt, start=session is None or not session.ids)
@@ -110,12 +125,21 @@ class Engine:
         settled = partial(self._settle, session, new, start + len(ids), ring < max_tokens)
         return Generation(job, text, ids, called_ns, settled)
 
-    def logits(self, ids: Sequence[int]) -> np.ndarray:
-        """Teacher-forced logits, fp32 [T, vocab]: row t follows ``ids[: t + 1]``. The context starts empty.
+    def logits(self, ids: Sequence[int], session: Session | None = None) -> np.ndarray:
+        """Teacher-forced logits, fp32 [T, vocab]: row t follows ``ids[: t + 1]``. The context starts empty, or with all that
+        was said in ``session``, which stays as it was.
 
         Raises BadInput, ContextOverflow, KernelStalled, NumericError.
         """
-        return self._teacher_forced(self._checked(ids))
+        self._check_open()
+        if session is None:
+            return self._teacher_forced(self._checked(ids))
+        self._claim(session)
+        try:
+            pending = session.pending
+            return self._teacher_forced(pending + self._checked(ids, len(session.ids)), session)[len(pending) :]
+        finally:
+            session.release()
 
     def probe(self, ids: Sequence[int]) -> np.ndarray:
         """What the stages published in the last step of a teacher-forced run over ``ids``: fp32 [probe floats].
@@ -129,10 +153,23 @@ class Engine:
         self._teacher_forced(ids, probe=memory)
         return memory.view(np.float32)
 
+    def stamps(self) -> np.ndarray:
+        """The clocks of every worker at every stage of the last step that ran, in the order of ``program.instances()``:
+        int64 [workers, instances, 2] in cycles of the worker's own processor, when the stage began and when all it waits for
+        was there (0 in stages that wait for nothing). Waits while a kernel runs.
+
+        Raises BadInput unless the engine was made with ``profile=True``.
+        """
+        self._check_open()
+        if self._stamps is None:
+            raise BadInput("this engine keeps no clocks; make it with artifact.engine(profile=True)")
+        with self._running:
+            return self._stamps.read(np.int64).reshape(self.artifact.manifest.workers, -1, 2)
+
     def session(self) -> Session:
         """A conversation with KV caches of its own: pass it to ``generate`` and only new tokens are processed."""
         self._check_open()
-        session = Session(self._allocate_kv())
+        session = Session(self._device.alloc(self._device.needs.kv, self._kv_name))
         self._sessions.add(session)
         return session
 
@@ -144,8 +181,8 @@ class Engine:
         self._finalizer()
         for session in self._sessions:
             session.close()
-        self._exchange.free()
-        self._kv.free()
+        for block in self._blocks:
+            block.free()
 
     def __enter__(self) -> Engine:
         return self
@@ -167,18 +204,30 @@ class Engine:
             cached = position + len(done.ids) - 1 if done.ids else session.cached
             session.settle(session.ids + new + done.ids, cached)
 
-    def _teacher_forced(self, ids: list[int], probe: Block | None = None) -> np.ndarray:
-        """Run over ``ids`` from an empty context; the logits, fp32 [T, vocab]."""
+    def _teacher_forced(self, ids: list[int], session: Session | None = None, probe: Block | None = None) -> np.ndarray:
+        """Run over ``ids`` behind what ``session`` has cached, or from an empty context; the logits, fp32 [T, vocab]."""
         vocab = self.artifact.manifest.vocab
         logits = self._device.alloc(4 * len(ids) * vocab, "the logits", host=True)
         request = Request(
-            ids, 0, self._kv, self._stall_timeout,
+            ids, session.cached if session else 0, session.kv if session else self._kv, self._stall_timeout,
             teacher_forced=True, logits=logits.address, probe=probe.address if probe else 0,
         )  # fmt: skip
-        self._start(request).finish()
+        job = self._start(request)
+        if session is not None:
+            session.attach(job)
+        job.finish()
         return logits.view(np.float32).reshape(len(ids), vocab)
 
+    def _claim(self, session: Session) -> None:
+        """Reserve ``session`` for one run. Raises BadInput when it is another engine's, or used already."""
+        if session not in self._sessions:
+            # Its caches have another engine's size: the kernel would write outside of them.
+            raise BadInput("the session belongs to another engine; make one with this engine's session()")
+        session.claim()
+
     def _start(self, request: Request) -> Job:
+        if self._stamps is not None:
+            request = replace(request, probe=self._stamps.address)
         self._running.acquire()
         try:
             self._check_open()
@@ -194,8 +243,23 @@ class Engine:
         self._jobs.add(job)
         return job
 
-    def _allocate_kv(self) -> Block:
-        return self._device.alloc(self._device.needs.kv, f"KV caches of {self.artifact.manifest.context} positions")
+    def _upload(self, tell: Callable[[str, float, float], None]) -> dict[str, int]:
+        """Section → its pointer on the device."""
+        sections = {name: self.artifact.section(name) for name in ("stream", "embed", "consts", "plan")}
+        total, before, pointers = sum(data.nbytes for data in sections.values()), 0, {}
+        for name, data in sections.items():
+            pointers[name] = self._device.upload(data, f"the weights ({name})", lambda done, before=before: tell("uploading weights", before + done, total))
+            before += data.nbytes
+        return pointers
+
+    @property
+    def _kv_name(self) -> str:
+        return f"KV caches of {self.artifact.manifest.context} positions"
+
+    def _own(self, nbytes: int, what: str) -> Block:
+        """Memory until ``close``."""
+        self._blocks.append(self._device.alloc(nbytes, what))
+        return self._blocks[-1]
 
     # ── input ──
 
@@ -224,10 +288,11 @@ class Engine:
             ids = [bos]
         return self._valid(ids)
 
-    def _checked(self, ids: Sequence[int]) -> list[int]:
+    def _checked(self, ids: Sequence[int], start: int = 0) -> list[int]:
+        """``ids`` as a list of valid ids for which there is room from context position ``start`` on."""
         self._check_open()
         ids = self._valid(_listed(ids))
-        self._check_room(0, len(ids))
+        self._check_room(start, len(ids))
         return ids
 
     def _valid(self, ids: list[int]) -> list[int]:
@@ -261,6 +326,13 @@ class Engine:
                 raise BadInput(f"stop holds {entry!r}, which is neither text nor an id below {vocab}")
         own = (token for token in self.artifact.manifest.eos_ids if 0 <= token < vocab)
         return texts, tuple(dict.fromkeys((*own, *map(int, ids))))
+
+
+def _check_profile(artifact: Artifact, probe: bool, profile: bool) -> None:
+    if profile and probe:
+        raise BadInput("an engine either probes or profiles: storing the outputs of stages changes their times")
+    if profile and _PROFILE not in artifact.source:
+        raise BadInput(f"kernels for {artifact.manifest.target} keep no clocks, so there is nothing to profile")
 
 
 def _positive(stall_timeout: float | None) -> float | None:

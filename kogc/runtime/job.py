@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kogc.codegen.launch import FINISH_REASONS, LAUNCH_VERSION, MODE_GENERATE, MODE_TEACHER_FORCED, Launch, State
-from kogc.errors import KernelStalled, NumericError
+from kogc.errors import KernelStalled, NumericError, WorkersMissing
 from kogc.runtime.device import Block, Device, Running
 
 
@@ -65,7 +65,7 @@ class Job:
         left: Callable[[], None],
     ) -> None:
         self.request, self.stop_ids = request, frozenset(request.stop_ids)
-        self._stages, self._columns = stages, columns
+        self._stages, self._columns, self._crowded = stages, columns, device.crowded
         self._stopping, self._stopped = threading.Lock(), False
         prompt, stop, ring = len(request.prompt), len(request.stop_ids), max(1, request.max_tokens)
         state_bytes = -(-ctypes.sizeof(State) // 64) * 64
@@ -116,8 +116,9 @@ class Job:
 
     @property
     def finish_reason(self) -> str:
-        """Why the kernel left, in a word."""
-        return FINISH_REASONS.get(self.state.finished, "stalled")
+        """Why the kernel left, in a word; one that left without a word has stalled."""
+        reason = FINISH_REASONS.get(self.state.finished, "stalled")
+        return "stalled" if reason == "running" and self._stopped else reason
 
     def check(self) -> None:
         """Raises KernelStalled or NumericError when the kernel, having left, reports one."""
@@ -159,13 +160,14 @@ class Job:
         state = self.state
         if not state.abort:
             return KernelStalled(None)
-        # Before the first stage, workers wait until all of them are there.
-        known = 0 <= state.abort_stage < len(self._stages)
+        if not 0 <= state.abort_stage < len(self._stages):
+            # Before the first stage, workers wait until all of them are there.
+            return WorkersMissing(state.abort_worker, self.request.stall_timeout, self._crowded)
         return KernelStalled(
-            stage=self._stages[state.abort_stage] if known else "check-in",
+            stage=self._stages[state.abort_stage],
             iteration=state.abort_iteration,
             worker=state.abort_worker,
-            peer=state.abort_peer,
+            peer=state.abort_peer if state.abort_peer >= 0 else None,
             expected=state.abort_expected,
             seen=state.abort_seen,
             step=state.abort_step,

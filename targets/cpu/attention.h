@@ -1,8 +1,6 @@
 // Attention of one key/value head over a span of cache positions for GROUP query heads and T columns, in blocks of keys with
 // a running maximum. Queries go in batches of up to four, so that keys and values, once widened, serve several of them.
 
-struct AttentionSpan { int first, last, window; };  // cache positions of this split; window 0: no window
-
 constexpr int BLOCK_KEYS = 64;
 
 template <int HEAD_DIM>
@@ -135,10 +133,12 @@ DEVICE NOINLINE void attend_batch(const Worker& w, int first, const float* const
 }
 
 // q[t]: the GROUP query heads of column t, [GROUP][HEAD_DIM]. out[t]: their partial results, HEAD_DIM accumulated values, the
-// maximum score and the sum of weights, ``out_stride`` floats from head to head; 0, −∞, 0 where a column sees no key.
+// maximum score and the sum of weights, ``out_stride`` floats from head to head; 0, −∞, 0 where a column sees no key. The
+// step's own keys and values are in the caches already, so that they need not be passed on their own here.
 template <int GROUP, int HEAD_DIM, int T>
-DEVICE void attend(const Worker& w, const float* const (&q)[T], const storage* keys, const storage* values, AttentionSpan span,
-                   float scale, float softcap, float* const (&out)[T], int out_stride) {
+DEVICE void attend(const Worker& w, const float* const (&q)[T], const storage* keys, const storage* values,
+                   const float* const (&)[T], const float* const (&)[T], AttentionSpan span, float scale, float softcap,
+                   float* const (&out)[T], int out_stride) {
   constexpr int QUERIES = GROUP * T, REST = QUERIES % 4;
   int first = 0;
   for (; first + 4 <= QUERIES; first += 4)

@@ -14,6 +14,9 @@ struct View {
   int lanes, pitch;
   float* at(int t, int lane) const { return values + (t * lanes + lane) * pitch; }
 };
+// A write under way, and its index.
+struct Outgoing : View { int64_t index; };
+typedef float* Row;  // rows of a vector of an Outgoing
 
 DEVICE inline int64_t write_index(const Worker& w, const Buffer& buffer, int write) { return w.step * buffer.writes + write; }
 
@@ -22,21 +25,39 @@ DEVICE inline View view(const Worker& w, const Buffer& buffer, int64_t index) {
   return {data + index % buffer.slots * MAX_COLUMNS * buffer.lanes * buffer.pitch, buffer.lanes, buffer.pitch};
 }
 
+DEVICE inline Outgoing outgoing(const Worker& w, const Buffer& buffer, int write, Place) {
+  const int64_t index = write_index(w, buffer, write);
+  return {view(w, buffer, index), index};
+}
+
 DEVICE inline int64_t* flag_of(const Worker& w, const Buffer& buffer, int worker) {
   return (int64_t*)(w.launch->exchange + buffer.flags + worker * 64);
 }
 
-DEVICE inline void publish(Worker& w, const Buffer& buffer, int64_t index, Place place) {
+DEVICE inline void publish(Worker& w, const Buffer& buffer, const Outgoing& made, Place place) {
   const int fault = fault_at(w, place);
   if (fault == FAULT_DROPPED_PUBLISH) return;
-  __atomic_store_n(flag_of(w, buffer, w.id), index + (fault == FAULT_WRONG_SLOT ? 0 : 1), __ATOMIC_RELEASE);
+  __atomic_store_n(flag_of(w, buffer, w.id), made.index + (fault == FAULT_WRONG_SLOT ? 0 : 1), __ATOMIC_RELEASE);
 }
 
 template <int T>
-DEVICE inline void publish_best(Worker& w, const Buffer& buffer, int64_t index, Place place) {
-  const View best = view(w, buffer, index);
-  for (int t = 0; t < T; ++t) *(Best*)best.at(t, w.id) = w.best[t];
-  publish(w, buffer, index, place);
+DEVICE inline void publish_best(Worker& w, const Buffer& buffer, const Outgoing& made, Place place) {
+  for (int t = 0; t < T; ++t) *(Best*)made.at(t, w.id) = w.best[t];
+  publish(w, buffer, made, place);
+}
+
+// The largest logit of column t over the workers in ``makers``: the first of equals; index −1 when one of them met a NaN.
+DEVICE inline Best best_of(const Worker&, View best, int t, Cursor makers) {
+  Best top = {NOTHING, INT32_MAX};
+  for (int intervals = makers.next(); intervals > 0; --intervals) {
+    const int first = makers.next(), last = makers.next();
+    for (int worker = first; worker < last; ++worker) {
+      const Best& found = *(const Best*)best.at(t, worker);
+      if (found.index < 0) return found;
+      if (found.logit > top.logit || (found.logit == top.logit && found.index < top.index)) top = found;
+    }
+  }
+  return top;
 }
 
 // Say where and for whom this worker waits in vain, unless an earlier wait is to blame; everybody leaves.
@@ -84,8 +105,10 @@ DEVICE NOINLINE bool wait_for(Worker& w, const int64_t* flag, int64_t index, int
   }
 }
 
-// Wait for write ``index`` of every worker in the intervals that ``work`` lists next.
-DEVICE inline bool await(Worker& w, const Buffer& buffer, int64_t index, Cursor& work, Place place) {
+// Wait for write ``write`` of this step from every worker in the intervals that ``work`` lists next; ``found`` is where it lies.
+DEVICE inline bool await(Worker& w, const Buffer& buffer, int write, Cursor& work, Place place, View& found) {
+  const int64_t index = write_index(w, buffer, write);
+  found = view(w, buffer, index);
   for (int intervals = work.next(); intervals > 0; --intervals) {
     const int first = work.next(), last = work.next();
     for (int peer = first; peer < last; ++peer) {
@@ -95,3 +118,6 @@ DEVICE inline bool await(Worker& w, const Buffer& buffer, int64_t index, Cursor&
   }
   return true;
 }
+
+// All operands of a stage are here: here they were waited for one by one.
+DEVICE inline bool received(const Worker&) { return true; }

@@ -1,28 +1,5 @@
-// Which rows the tiles of a unit hold, and moving them to and from vectors and caches. Rows past the end are padding: they
-// read as 0 and are never stored.
-
-// Tile ``tile`` of unit u holds rows u·TILE_ROWS … of a vector of ROWS.
-template <int ROWS_>
-struct ConsecutiveRows {
-  static constexpr int ROWS = ROWS_;
-  static constexpr bool WHOLE = true;
-  static int count(int unit) { return ROWS - unit * TILE_ROWS < TILE_ROWS ? ROWS - unit * TILE_ROWS : TILE_ROWS; }
-  static int row(int unit, int, int i) { return unit * TILE_ROWS + i; }
-};
-
-// Tile 0 holds the first, tile 1 the second index of pairs u·TILE_ROWS …, counted through the heads. A head's first
-// ROTARY / 2 pairs turn: (j, j + ROTARY / 2) with HALVES, else (2j, 2j + 1); the others are neighbours.
-template <int ROWS_, int HEAD_DIM, int ROTARY_, bool HALVES>
-struct RopePairs {
-  static constexpr int ROWS = ROWS_, PAIRS = HEAD_DIM / 2, ROTARY = ROTARY_;
-  static constexpr bool WHOLE = HALVES && ROTARY == HEAD_DIM && PAIRS % TILE_ROWS == 0;
-  static int count(int unit) { return ROWS / 2 - unit * TILE_ROWS < TILE_ROWS ? ROWS / 2 - unit * TILE_ROWS : TILE_ROWS; }
-  static int pair(int unit, int i) { return (unit * TILE_ROWS + i) % PAIRS; }
-  static int row(int unit, int tile, int i) {
-    const int head = (unit * TILE_ROWS + i) / PAIRS, j = pair(unit, i);
-    return head * HEAD_DIM + (HALVES && j < ROTARY / 2 ? j + tile * (ROTARY / 2) : 2 * j + tile);
-  }
-};
+// Moving the rows of a unit's tiles to and from vectors and caches. Rows past the end are padding: they read as 0 and are
+// never stored.
 
 template <class Rows>
 DEVICE inline vec load_rows(const float* vector, int unit, int tile) {
@@ -46,13 +23,14 @@ DEVICE inline void store_rows(float* vector, int unit, int tile, vec v) {
   for (int i = 0; i < n; ++i) vector[Rows::row(unit, tile, i)] = v[i];
 }
 
-// Append rows to one position of a cache [kv heads][CAPACITY][HEAD_DIM]; ``cache`` is that position of the lane's first head.
-template <class Rows, int HEAD_DIM>
-DEVICE NOINLINE void append_rows(storage* cache, int unit, int tile, vec v) {
+// Append rows to one position of a cache [kv heads][CAPACITY][PITCH]; ``cache`` is that position of the lane's first head.
+// Readers find them there, so nothing else goes to the exchange than that they are there.
+template <class Rows, int HEAD_DIM, int PITCH>
+DEVICE NOINLINE void append_rows(storage* cache, Row, int unit, int tile, vec v) {
   const int n = Rows::count(unit);
   auto place = [&](int i) {
     const int row = Rows::row(unit, tile, i);
-    return cache + (int64_t)(row / HEAD_DIM) * CAPACITY * HEAD_DIM + row % HEAD_DIM;
+    return cache + (int64_t)(row / HEAD_DIM) * CAPACITY * PITCH + row % HEAD_DIM;
   };
   if (Rows::WHOLE && HEAD_DIM % TILE_ROWS == 0 && n == TILE_ROWS) return store(place(0), v);
   for (int i = 0; i < n; ++i) from_float(place(i), v[i]);

@@ -46,19 +46,24 @@ DEVICE NOINLINE void dot_unit(const storage* weights, const float* x, int pitch,
     }
 }
 
-// The dots of units first … first + count with the T columns of x ([T][pitch]), each handed to ``finish(unit, dot)``.
+// The vectors that dots are taken with, [T][pitch] of which k values count: as they are.
+struct Activation { const float* x; int pitch, k; };
+template <int T, int K>
+DEVICE inline Activation prepare(const Worker&, const float* x, int pitch) { return {x, pitch, K}; }
+
+// The dots of units first … first + count with T columns, each handed to ``finish(unit, dot)``.
 template <int ARITY, int T, class Finish>
-DEVICE inline void for_units(Worker& w, const float* x, int pitch, int k, int first, int count, Finish finish) {
+DEVICE inline void for_units(Worker& w, Activation a, int first, int count, Finish finish) {
   for (int unit = first; unit < first + count; ++unit) {
     vec dot[ARITY][T];
-    dot_unit<ARITY, T>(take(w, (int64_t)k * ARITY * TILE_ROWS), x, pitch, k, dot);
+    dot_unit<ARITY, T>(take(w, (int64_t)a.k * ARITY * TILE_ROWS), a.x, a.pitch, a.k, dot);
     finish(unit, dot);
   }
 }
 
 // Pass over units whose dots nobody needs.
 template <int ARITY>
-DEVICE inline void skip_units(Worker& w, int k, int count) { take(w, (int64_t)k * ARITY * TILE_ROWS * count); }
+DEVICE inline void skip_units(Worker& w, Activation a, int count) { take(w, (int64_t)a.k * ARITY * TILE_ROWS * count); }
 
 DEVICE inline void rewind_stream(Worker& w) {
   if (w.stream.ahead > w.stream.last) w.stream.ahead -= w.stream.last - w.stream.first;

@@ -10,30 +10,31 @@ import ctypes
 import importlib.metadata
 import importlib.util
 import os
-import re
 import shlex
 import shutil
-import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
-from kogc.cache import cache_folder, content_key, locked, write_atomically
+from kogc.cache import cache_folder, content_key, write_atomically
 from kogc.errors import ToolchainError
+from kogc.targets.build_cache import built
 from kogc.targets.cpu.features import features_of_macros, host_features, machine
+from kogc.targets.run_tool import run_tool
 
 #: Chooses the compiler: a command with arguments, or ``zig`` for the wheel.
 COMPILER_VARIABLE = "KOGC_CXX"
 SYSTEM_COMPILERS = ("c++", "g++", "clang++")
 
+#: Names of the artifact's members.
+SOURCE_MEMBER, BINARY_MEMBER = "kernel.cpp", "kernel.so"
+
 #: No fast-math of any kind: a NaN must stay visible, infinities are used as masks, and sums keep their order.
 FLAGS = ("-O3", "-std=c++17", "-fno-exceptions", "-fno-rtti", "-ffp-contract=fast", "-fPIC", "-pthread")
-
-#: The longest a compile may take, in seconds; the wheel builds its own runtime library on its first day.
-COMPILE_LIMIT_S = 600
 
 _TRIAL = """#include <atomic>
 #include <cmath>
@@ -97,6 +98,27 @@ def build(source: str, defines: Sequence[str] = (), march: str = "native") -> Pa
     return _build(compiler(), source, defines, march)
 
 
+def binary_facts(binary: Path) -> dict[str, Any]:
+    """There is nothing to record of a shared library."""
+    return {}
+
+
+def describe(facts: Mapping[str, Any]) -> str | None:
+    """There is nothing to tell."""
+    return None
+
+
+def disassemble(binary: bytes) -> str:
+    """The library's machine code, as ``objdump`` shows it. Raises ToolchainError where there is none."""
+    program = shutil.which("objdump") or shutil.which("llvm-objdump")
+    if program is None:
+        raise ToolchainError("no objdump on this machine; install binutils or llvm")
+    with tempfile.TemporaryDirectory(prefix="kogc-") as folder:
+        path = Path(folder) / BINARY_MEMBER
+        path.write_bytes(binary)
+        return run_tool([program, "-d", "-C", "--no-show-raw-insn", path.name], Path(folder))[0]
+
+
 def required_features(march: str = "native") -> tuple[str, ...]:
     """CPU features (names of /proc/cpuinfo: avx2, f16c, avx512f …) that code built for ``march`` may use."""
     return _features(compiler(), march)
@@ -108,7 +130,7 @@ def simd_width(march: str = "native") -> int:
     return 16 if "avx512f" in features else 8 if "avx2" in features else 4
 
 
-def toolchain_facts(march: str = "native") -> dict[str, object]:
+def toolchain_facts(march: str = "native") -> dict[str, Any]:
     """What the manifest's ``toolchain`` records: how the binary was made, and for which instruction set."""
     chosen = compiler()
     return {
@@ -172,28 +194,7 @@ def _version(command: tuple[str, ...]) -> str:
 def _build(chosen: Compiler, source: str, defines: Sequence[str], march: str) -> Path:
     flags = [*FLAGS, *_march_flags(chosen, march), *(f"-D{define}" for define in defines)]
     key = content_key(source, "\0".join(flags), *_identity(chosen, march))
-    library = cache_folder("kernels") / f"{key}.so"
-    if _whole(library):
-        return library
-    with locked(library):
-        if not _whole(library):
-            with tempfile.TemporaryDirectory(dir=library.parent, prefix="build-") as folder:
-                made = _compile(chosen, source, flags, Path(folder))
-                write_atomically(_checksum(library), content_key(made.read_bytes()).encode())
-                os.replace(made, library)
-    return library
-
-
-def _checksum(library: Path) -> Path:
-    return library.with_suffix(".sum")
-
-
-def _whole(library: Path) -> bool:
-    """Whether ``library`` is there as it was built: loading half a library kills the process."""
-    try:
-        return _checksum(library).read_bytes() == content_key(library.read_bytes()).encode()
-    except OSError:
-        return False
+    return built(key, (".so",), lambda folder: {".so": _compile(chosen, source, flags, folder).read_bytes()})
 
 
 def _compile(chosen: Compiler, source: str, flags: list[str], folder: Path) -> Path:
@@ -252,27 +253,6 @@ def _cached_text(path: Path, make: Callable[[], str]) -> str:
 
 def _run(command: Sequence[str], folder: Path | None) -> str:
     """Standard output of ``command``. Raises ToolchainError with its first errors."""
-    environment = {**os.environ, "LC_ALL": "C"}
     # The wheel keeps what it builds for itself; with everything else of ours, where the user said.
-    environment.setdefault("ZIG_GLOBAL_CACHE_DIR", str(cache_folder("zig")))
-    try:
-        done = subprocess.run(
-            command, cwd=folder, env=environment, capture_output=True, text=True, errors="replace", timeout=COMPILE_LIMIT_S
-        )
-    except FileNotFoundError:
-        raise ToolchainError(f"{command[0]} does not exist") from None
-    except PermissionError:
-        raise ToolchainError(f"{command[0]} may not be executed") from None
-    except subprocess.TimeoutExpired:
-        raise ToolchainError(f"{Path(command[0]).name} did not finish within {COMPILE_LIMIT_S} s") from None
-    if done.returncode:
-        raise ToolchainError(f"{Path(command[0]).name} failed: {first_errors(done.stderr) or f'exit {done.returncode}'}")
-    return done.stdout
-
-
-def first_errors(text: str, limit: int = 3) -> str:
-    """The first errors in a compiler's output, on one line; its first lines when none is marked as an error."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    errors = [line for line in lines if re.search(r"\b(fatal )?error:", line)] or lines
-    more = f" (and {len(errors) - limit} more)" if len(errors) > limit else ""
-    return " | ".join(errors[:limit]) + more
+    zig_cache = os.environ.get("ZIG_GLOBAL_CACHE_DIR") or str(cache_folder("zig"))
+    return run_tool(command, folder, {"ZIG_GLOBAL_CACHE_DIR": zig_cache})[0]

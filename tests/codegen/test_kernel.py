@@ -7,6 +7,7 @@ import pytest
 from kernel_harness import Kernel, rounded_weights
 from program_fixture import laneformer, llama
 
+from kogc.codegen.launch import LAUNCH_VERSION
 from kogc.ir.passes.roll_interpret import ProgramRun, interpret_program
 from kogc.ir.passes.separate_combine import separate_combine
 from kogc.ir.program import Const, OpSpec
@@ -181,7 +182,7 @@ def test_another_launch_version_is_refused(small):
 
 def test_queries(small):
     made = small.rendered
-    facts = [1, 2, small.tile_rows, 4, 53, 32, made.exchange_bytes, made.kv_bytes, made.probe_floats, len(made.plan) // 4]
+    facts = [LAUNCH_VERSION, 2, small.tile_rows, 4, 53, 32, made.exchange_bytes, made.kv_bytes, made.probe_floats, len(made.plan) // 4]
     assert [small.query(number) for number in range(len(facts))] == facts
     assert small.query(len(facts)) == small.query(-1) == -1
 

@@ -131,6 +131,7 @@ def test_capacity_below_one_is_an_error(name):
         ("llama-3.1-8b", 8_030_261_248),
         ("llama-3.2-1b", 1_235_814_400),
         ("llama-2.3b", 2_362_542_080),
+        ("smollm2-135m", 134_515_008),
         ("llama-tiny", 145_856),
         ("laneformer-tiny", 180_800),
     ],
@@ -140,7 +141,7 @@ def test_preset_parameter_counts(name, parameters):
 
 
 def test_presets_are_all_counted():
-    assert len(PRESETS) == 6
+    assert len(PRESETS) == 7
 
 
 def test_required_tensors_of_the_released_shape():

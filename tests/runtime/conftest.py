@@ -19,7 +19,7 @@ VOCAB, CONTEXT, WORKERS, EOS = 64, 48, 3, 63
 
 
 def fake_source() -> str:
-    structs = c_struct("kogc_state", STATE_FIELDS) + "\n" + c_struct("kogc_launch", LAUNCH_FIELDS)
+    structs = "\n".join((c_struct("kogc_state", STATE_FIELDS), c_struct("kogc_launch", LAUNCH_FIELDS), f"constexpr int LAUNCH_VERSION = {LAUNCH_VERSION};"))
     body = (Path(__file__).parent / "fake_kernel.cpp").read_text()
     return body.replace("/*STRUCTS*/", structs)
 

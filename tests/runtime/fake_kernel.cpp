@@ -101,6 +101,6 @@ extern "C" int kogc_wait(kogc_state* s, int seen, int64_t timeout_ns) {
 }
 
 extern "C" int64_t kogc_query(int what) {
-  const int64_t facts[] = {1, WORKERS, 8, COLUMNS, VOCAB, CAPACITY, EXCHANGE_BYTES, 4 * CAPACITY, PROBE_FLOATS, 16};
+  const int64_t facts[] = {LAUNCH_VERSION, WORKERS, 8, COLUMNS, VOCAB, CAPACITY, EXCHANGE_BYTES, 4 * CAPACITY, PROBE_FLOATS, 16};
   return what < 10 ? facts[what] : -1;
 }

@@ -2,8 +2,9 @@
 
 import pytest
 
+from kogc.codegen.launch import LAUNCH_VERSION
 from kogc.errors import ArtifactError, BadInput, MachineMismatch
-from kogc.runtime import cpu_library
+from kogc.runtime import cpu_library, facts
 from kogc.targets.cpu import toolchain
 from kogc.targets.cpu.features import machine
 
@@ -53,8 +54,8 @@ def test_a_library_that_is_no_kernel(make_artifact):
 
 
 def test_another_launch_version(make_artifact, monkeypatch):
-    monkeypatch.setattr(cpu_library, "LAUNCH_VERSION", 99)
-    with pytest.raises(ArtifactError, match="launch version 1, this kogc 99; compile the model again"):
+    monkeypatch.setattr(facts, "LAUNCH_VERSION", 99)
+    with pytest.raises(ArtifactError, match=rf"launch version {LAUNCH_VERSION}, this kogc 99; compile the model again"):
         make_artifact().engine()
 
 
@@ -64,7 +65,7 @@ def test_kernel_and_manifest_must_belong_together(make_artifact):
 
 
 def test_another_target(make_artifact):
-    with pytest.raises(BadInput, match="is for target abacus; this kogc runs cpu"):
+    with pytest.raises(BadInput, match="is for target abacus; this kogc runs cpu, h200"):
         make_artifact(target="abacus").engine(stall_timeout=1)
 
 

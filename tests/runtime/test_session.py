@@ -81,3 +81,17 @@ def test_a_session_of_another_engine_is_refused(engine):
     """Its caches may be smaller than the kernel thinks."""
     with engine.artifact.engine() as other, pytest.raises(BadInput, match="belongs to another engine"):
         engine.generate([1], session=other.session())
+
+
+def test_logits_follow_the_conversation_and_leave_it_as_it_was(engine, expected):
+    session = engine.session()
+    list(engine.generate([3, 4], max_tokens=5, session=session))
+    said, cached = list(session.ids), session.cached
+    logits = engine.logits([7, 8, 9], session=session)
+    assert logits.argmax(1).tolist() == [expected([*said, 7, 8, 9][: len(said) + t + 1], 1)[0] for t in range(3)]
+    assert (session.ids, session.cached) == (said, cached)
+    assert [token.id for token in engine.generate([6], max_tokens=4, session=session)] == expected([*said, 6], 4)
+    with pytest.raises(ContextOverflow, match="45 tokens after the 12 already in the session"):
+        engine.logits([1] * 45, session=session)
+    with pytest.raises(BadInput, match="another engine"):
+        engine.logits([1], session=object())

@@ -9,6 +9,7 @@ import pytest
 
 from kogc.errors import EnvironmentFailure, ToolchainError
 from kogc.targets.cpu import features, toolchain
+from kogc.targets.run_tool import first_errors
 
 pytestmark = pytest.mark.compiler
 
@@ -103,8 +104,8 @@ def test_errors_show_the_place(fresh):
 
 def test_first_errors_count_the_rest():
     text = "In file included\nk.cpp:1:1: error: a\n note\nk.cpp:2:1: error: b\nk.cpp:3:1: fatal error: c\nk.cpp:4:1: error: d\n"
-    assert toolchain.first_errors(text) == "k.cpp:1:1: error: a | k.cpp:2:1: error: b | k.cpp:3:1: fatal error: c (and 1 more)"
-    assert toolchain.first_errors("ld: cannot find -lx\n") == "ld: cannot find -lx"
+    assert first_errors(text) == "k.cpp:1:1: error: a | k.cpp:2:1: error: b | k.cpp:3:1: fatal error: c (and 1 more)"
+    assert first_errors("ld: cannot find -lx\n") == "ld: cannot find -lx"
 
 
 def test_a_chosen_compiler_must_work(fresh):

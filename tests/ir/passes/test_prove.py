@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from plan_check import rolled
 from program_fixture import Shape, build, laneformer, llama, random_shapes
 
+from kogc.compile_passes import _proven
 from kogc.ir.passes.exchange import Instance, Publish, SyncPlan, sync_plan
 from kogc.ir.passes.prove import PROMPT, TOKEN, prove, prove_plan, settle_slots
 from kogc.ir.passes.schedule import schedule
@@ -71,6 +72,21 @@ def test_rolled_models_are_proven(model, workers: int):
     program = rolled(model)
     program, plan = settled(with_splits(program, choose_splits(program, workers)), workers)
     assert prove(program, plan).reads > 0
+
+
+@settings(max_examples=12, deadline=None)
+@given(random_shapes(), st.sampled_from([16, 64, 128]))
+def test_many_workers_are_proven_unless_one_has_nothing_to_do(shape: Shape, workers: int):
+    """Nobody waits for a worker that has no unit in all of a step, so nobody knows when it has read the sampler's values."""
+    program = build(shape)
+    program = with_splits(program, choose_splits(program, workers))
+    plan = schedule(program, workers, 2 * TILE)
+    busy = {worker for segment in plan.work for stage in segment for work in stage for worker, one in enumerate(work) if one.runs}
+    if len(busy) == workers:
+        assert _proven(program, plan, tagged=True).buffer("best").slots <= 4
+    else:
+        with pytest.raises(PlanError, match="of buffer best .* in stage sample"):
+            _proven(program, plan, tagged=True)
 
 
 def test_one_slot_less_is_refused_by_both():

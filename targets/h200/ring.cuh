@@ -1,0 +1,159 @@
+// The stream: chunks of CHUNK_BYTES of weights, and of cached keys and values, go round a ring of SLOTS slots in shared memory.
+// The producer never waits for activations, only for room, for its window, and once a step for the caches' last rows;
+// consumers wait for what they read and give back what they have read.
+
+DEVICE uint32_t full_barrier(uint32_t slot) { return shared_address(&shared_state().full[slot]); }
+DEVICE uint32_t empty_barrier(uint32_t slot) { return shared_address(&shared_state().empty[slot]); }
+
+DEVICE uint32_t around(uint32_t place) { return place < RING_BYTES ? place : place - RING_BYTES; }
+
+// This warp's place in the stream, and back to where it is kept. The barriers' address is told to nobody, or it would be made
+// anew, slowly, wherever it is used.
+DEVICE Stream open_stream() {
+  Stream s = shared_state().streams[threadIdx.x / 32];
+  s.barriers = full_barrier(0);
+  asm volatile("" : "+r"(s.barriers));
+  return s;
+}
+DEVICE void close_stream(const Stream& s) {
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) shared_state().streams[threadIdx.x / 32] = s;
+  __syncwarp();
+}
+
+// Wait until the stream has landed up to ``end`` bytes from the unit's begin. Caches come only once all workers have completed
+// the step before, so that this wait, too, may be in vain.
+DEVICE void land(Stream& s, int end) {
+  while (s.landed < end) {
+    while (!barrier_passed(s.barriers + 8 * s.landing, s.phase) && !leave_now()) {}
+    s.landed += CHUNK_BYTES;
+    if (++s.landing == SLOTS) s.landing = 0, s.phase ^= 1;
+  }
+}
+
+// This warp needs nothing more before ``end`` bytes from the unit's begin.
+DEVICE void release(Stream& s, int end) {
+  while (s.released <= end) {
+    land(s, s.released);
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) barrier_arrive(s.barriers + sizeof(Shared::full) + 8 * s.releasing);
+    s.released += CHUNK_BYTES;
+    if (++s.releasing == SLOTS) s.releasing = 0;
+  }
+}
+
+// The unit of ``bytes`` bytes is done; the next begins behind it.
+DEVICE void next_unit(Stream& s, int bytes) {
+  release(s, bytes);
+  s.unit = bytes < (int)RING_BYTES ? around(s.unit + bytes) : (s.unit + bytes) % RING_BYTES;
+  s.landed -= bytes;
+  s.released -= bytes;
+}
+
+// Go on at the next chunk: what comes begins with one of its own.
+DEVICE void next_chunk(Stream& s) { next_unit(s, s.released % CHUNK_BYTES); }
+
+// A step begins: the stream does so again, and this worker says that what it appended to the caches in earlier steps is
+// there, for the bulk copies of others, too. All its threads have met since.
+DEVICE void rewind_stream(Worker& w) {
+  Stream s = open_stream();
+  next_chunk(s);
+  close_stream(s);
+  if (w.thread != 0) return;
+  asm volatile("fence.proxy.async;" ::: "memory");
+  __threadfence();
+  store_word(&report_of(*w.launch, w.id).steps, (uint32_t)w.step);
+}
+
+// The cached positions of an attention span: the step's own position is not among them.
+DEVICE int cached_positions(AttentionSpan span, int position) {
+  const int end = span.last < position ? span.last : position;
+  return end > span.first ? end - span.first : 0;
+}
+
+// Positions in a chunk of a cache: their keys in the first half, their values in the second.
+DEVICE_MEMBER constexpr int chunk_positions(int row_bytes) { return CHUNK_BYTES / 2 / row_bytes; }
+
+// ── the producer: one lane ──
+
+struct Producer {
+  uint32_t slot, phase, oldest, oldest_phase;
+  int under_way;
+};
+
+DEVICE bool stopped() { return *(volatile int32_t*)&shared_state().stop; }
+
+DEVICE void land_oldest(Producer& p) {
+  barrier_wait(full_barrier(p.oldest), p.oldest_phase);
+  if (++p.oldest == SLOTS) p.oldest = 0, p.oldest_phase ^= 1;
+  --p.under_way;
+}
+
+// Wait for room in the window and in the ring. False when the worker stops.
+DEVICE bool make_room(Producer& p) {
+  if (p.under_way == WINDOW) land_oldest(p);
+  while (!barrier_passed(empty_barrier(p.slot), p.phase ^ 1))  // a fresh barrier has passed its round before the first
+    if (stopped()) return false;
+  return !stopped();
+}
+
+DEVICE uint32_t room(const Producer& p) { return shared_address(shared_memory + RING_BEGIN) + p.slot * CHUNK_BYTES; }
+
+DEVICE void sent(Producer& p) {
+  ++p.under_way;
+  if (++p.slot == SLOTS) p.slot = 0, p.phase ^= 1;
+}
+
+// Bytes ``at`` to ``end`` of the weights. False when the worker stops.
+DEVICE bool send_weights(Producer& p, const uint8_t* stream, int64_t at, int64_t end) {
+  for (; at < end; at += CHUNK_BYTES) {
+    if (!make_room(p)) return false;
+    const int bytes = end - at < CHUNK_BYTES ? (int)(end - at) : CHUNK_BYTES;
+    barrier_expect(full_barrier(p.slot), bytes);
+    copy_bulk(room(p), stream + at, bytes, full_barrier(p.slot));
+    sent(p);
+  }
+  return true;
+}
+
+// ``count`` rows of a head's keys and values, which lie one after the other. False when the worker stops.
+DEVICE bool send_cache(Producer& p, const uint8_t* keys, const uint8_t* values, int row_bytes, int count) {
+  const int most = chunk_positions(row_bytes);
+  for (int done = 0; done < count; done += most) {
+    if (!make_room(p)) return false;
+    const int bytes = (count - done < most ? count - done : most) * row_bytes;
+    barrier_expect(full_barrier(p.slot), 2 * bytes);
+    copy_bulk(room(p), keys + (int64_t)done * row_bytes, bytes, full_barrier(p.slot));
+    copy_bulk(room(p) + most * row_bytes, values + (int64_t)done * row_bytes, bytes, full_barrier(p.slot));
+    sent(p);
+  }
+  return true;
+}
+
+// One step's weights, and between them the caches of the attention units this worker does. False when the worker stops.
+DEVICE bool send_step(Producer& p, const kogc_launch& launch, const uint8_t* stream, int64_t length, Cursor feed, int step) {
+  const int position = launch.start_position + step;
+  int64_t at = 0;
+  for (int units = feed.next(); units > 0; --units) {
+    const int64_t before = feed.next_wide(), keys = feed.next_wide(), values = feed.next_wide();
+    const int split = feed.next(), splits = feed.next(), window = feed.next(), row_bytes = feed.next();
+    if (!send_weights(p, stream, at, before)) return false;
+    at = before;
+    const AttentionSpan span = split_span(position, position + 1, split, splits, window);
+    const int count = cached_positions(span, position);
+    if (count == 0) continue;
+    while (*(volatile int32_t*)&shared_state().steps < step)  // the caches' last rows are from the step before
+      if (stopped()) return false;
+    asm volatile("fence.proxy.async;" ::: "memory");
+    const uint8_t* kv = launch.kv + (int64_t)span.first * row_bytes;
+    if (!send_cache(p, kv + keys, kv + values, row_bytes, count)) return false;
+  }
+  return send_weights(p, stream, at, length);
+}
+
+// Send step after step until the worker stops; then see the last copies land, for a block must not end before them.
+DEVICE void produce(const kogc_launch& launch, const uint8_t* stream, int64_t length, Cursor feed) {
+  Producer p = {};
+  for (int step = 0; !stopped() && send_step(p, launch, stream, length, feed, step); ++step) {}
+  while (p.under_way > 0) land_oldest(p);
+}

@@ -1,0 +1,63 @@
+"""Every model has a sync plan that is proven for the h200's full number of workers, where they all have something to do."""
+
+from unittest import mock
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from planning import model_of, planned, preset_of
+from random_shapes import laneformer_configs, llama_configs
+
+from kogc import compile_passes, compiler
+from kogc.ir.passes.prove import prove
+from kogc.ir.passes.schedule import schedule
+from kogc.ir.passes.schedule_splits import choose_splits, with_splits
+from kogc.ir.program import Schedule
+from kogc.models.presets import PRESETS
+from kogc.targets import load_target
+
+pytestmark = pytest.mark.slow
+
+TARGET = load_target("h200")
+WORKERS = TARGET.facts["workers"]
+CONTEXT = 70
+FEW = settings(
+    max_examples=5, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, database=None, phases=(Phase.explicit, Phase.generate)
+)
+
+
+def idle(plan: Schedule) -> list[int]:
+    """Workers without a unit in all of a step. Nobody ever waits for them, so nobody knows when they have sampled."""
+    works = [instance for segment in plan.work for stage in segment for instance in stage]
+    return [worker for worker in range(plan.workers) if not any(work[worker].runs for work in works)]
+
+
+def test_workers_are_a_number_that_deals_evenly():
+    assert WORKERS == 128
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets(name):
+    with mock.patch.object(compile_passes, "prove", wraps=prove) as proving:
+        result = planned(preset_of(name), TARGET, WORKERS)
+    assert proving.call_args.kwargs["tagged"] and result.schedule.workers == WORKERS and idle(result.schedule) == []
+    assert len(result.program.buffers) > 5 and result.rendered.stages[-1] == "sample"
+
+
+@FEW
+@given(llama_configs())
+def test_small_llamas(config):
+    check(config)
+
+
+@FEW
+@given(laneformer_configs())
+def test_small_laneformers(config):
+    check(config)
+
+
+def check(config) -> None:
+    """There is a plan, and it is for fewer workers only where some of them would have nothing to do at all."""
+    result = compiler._plan(model_of(config, CONTEXT), "bf16", WORKERS, False, TARGET, None, lambda step, done, total: None)
+    if result.schedule.workers < WORKERS:
+        program = with_splits(result.program, choose_splits(result.program, WORKERS))
+        assert idle(schedule(program, WORKERS, TARGET.tile_rows)), f"no plan for {WORKERS} workers, all of whom have something to do: {config}"
