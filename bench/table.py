@@ -38,6 +38,13 @@ def markdown(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
+def line(row: Row) -> str:
+    """One row by itself, as soon as it is known."""
+    name, measured, required, met, note = _cells(row)
+    asked = f" ({required}: {met})" if required else ""
+    return f"{name}: {measured}{asked}" + (f"; {note}" if note else "")
+
+
 def _cells(row: Row) -> tuple[str, ...]:
     required = "" if row.limit is None else f"{'≥' if row.least else '≤'} {_number(row.limit)} {row.unit}".rstrip()
     met = {None: "", True: "yes", False: "NO"}[row.met]
