@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.compiler
 @pytest.mark.slow
+@pytest.mark.full
 def test_the_whole_path_on_the_cpu(tmp_path):
     command = [sys.executable, ROOT / "bench/h200.py", "--target", "cpu", "--workers", "2", "--only", "llama-tiny", "--quick", "--skip-peers", "--soak", "100", "--out", tmp_path]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=os.environ | {"PYTHONPATH": ""})

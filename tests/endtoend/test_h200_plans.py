@@ -21,7 +21,7 @@ TARGET = load_target("h200")
 WORKERS = TARGET.facts["workers"]
 CONTEXT = 70
 FEW = settings(
-    max_examples=5, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, database=None, phases=(Phase.explicit, Phase.generate)
+    max_examples=3, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, database=None, phases=(Phase.explicit, Phase.generate)
 )
 
 
@@ -35,7 +35,11 @@ def test_workers_are_a_number_that_deals_evenly():
     assert WORKERS == 128
 
 
-@pytest.mark.parametrize("name", PRESETS)
+#: Plans of full-size presets take ten seconds and more.
+NAMES = [name if "tiny" in name else pytest.param(name, marks=pytest.mark.full) for name in PRESETS]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_presets(name):
     with mock.patch.object(compile_passes, "prove", wraps=prove) as proving:
         result = planned(preset_of(name), TARGET, WORKERS)

@@ -56,9 +56,16 @@ def assert_lean(source: str) -> None:
     assert slots >= FEWEST_SLOTS, f"{slots} slots: {report.line}"
 
 
+#: Each model and each dtype in plain `pytest`; all of their pairs beside the full-size presets.
+SMALL = [
+    pytest.param(name, dtype, marks=() if number % len(MODELS) == place else pytest.mark.full)
+    for place, name in enumerate(MODELS)
+    for number, dtype in enumerate(("bf16", "fp16", "fp32"))
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name, dtype", SMALL)
 def test_small_kernels_neither_spill_nor_use_the_stack(name, dtype):
     program, plan = small_plan(name)
     program = dataclasses.replace(program, dtype=dtype)
