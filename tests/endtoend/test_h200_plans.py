@@ -47,12 +47,14 @@ def test_presets(name):
     assert len(result.program.buffers) > 5 and result.rendered.stages[-1] == "sample"
 
 
+@pytest.mark.full
 @FEW
 @given(llama_configs())
 def test_small_llamas(config):
     check(config)
 
 
+@pytest.mark.full
 @FEW
 @given(laneformer_configs())
 def test_small_laneformers(config):
