@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kogc.artifact import Artifact
-from kogc.codegen.layout import Layout, ProbeEntry, make_layout, numbered_stages
+from kogc.codegen.layout import Layout, ProbeEntry, make_layout, numbered_stages, stage_places
 from kogc.gate_numbers import Closeness, closeness
 from kogc.ir.ops import op_row
 from kogc.ir.passes.roll_interpret import ProgramRun
@@ -55,10 +55,11 @@ def _compare(
     program: Program, layout: Layout, probed: np.ndarray, published: Mapping, tokens: int
 ) -> Iterator[tuple[int, list[tuple[int, Closeness]]]]:
     """(stage number, [(iteration, closeness)]) of all probed values."""
-    places = {number: (segment, program.segments[segment].stages.index(stage), stage) for number, segment, stage in numbered_stages(program)}
+    places = stage_places(program)
     found: dict[int, list[tuple[int, Closeness]]] = {}
     for entry in layout.probes:
-        segment, index, stage = places[entry.stage]
+        segment, index = places[entry.stage]
+        stage = program.segments[segment].stages[index]
         wanted = published[segment, entry.iteration, index, entry.value][-tokens:]
         seen = _probed(entry, layout.columns, probed)[:tokens].reshape(wanted.shape)
         found.setdefault(entry.stage, []).append((entry.iteration, closeness(_meaning(stage, seen), _meaning(stage, wanted))))

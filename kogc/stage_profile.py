@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kogc.artifact import Artifact
-from kogc.codegen.layout import numbered_stages
+from kogc.codegen.layout import numbered_stages, stage_places
 from kogc.errors import BadInput
 from kogc.ir.program import Program
 
@@ -92,7 +92,7 @@ def stage_times(program: Program, stamps: np.ndarray, step_us: float) -> tuple[t
     """
     waits, works = _intervals(stamps)
     cycles_per_us = float((waits + works).sum(1).mean()) / step_us
-    numbers = {(segment, program.segments[segment].stages.index(stage)): number for number, segment, stage in numbered_stages(program)}
+    numbers = {place: number for number, place in enumerate(stage_places(program))}
     owner = np.array([numbers[segment, index] for segment, _, index, _ in program.instances()])
     times = tuple(
         _stage_time(program, segment, stage, waits[:, owner == number] / cycles_per_us, works[:, owner == number] / cycles_per_us)

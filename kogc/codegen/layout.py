@@ -116,6 +116,11 @@ def numbered_stages(program: Program) -> Iterator[tuple[int, int, Stage]]:
             number += 1
 
 
+def stage_places(program: Program) -> list[tuple[int, int]]:
+    """(segment, number within it) of every stage, by global number: how schedules and instances name it."""
+    return [(index, place) for index, segment in enumerate(program.segments) for place in range(len(segment.stages))]
+
+
 def stage_outputs(stage: Stage) -> list[tuple[Output, int]]:
     """Everything a stage hands on as (output, features per lane), in the order prologue, parts, attention."""
     widths = {op.name: op.width for op in stage.prologue}
@@ -144,10 +149,11 @@ def stored_lanes(op: OpSpec) -> int:
 
 def pitch(width: int, tile_rows: int) -> int:
     """Floats from one vector of ``width`` to the next: whole tiles."""
-    return -(-width // tile_rows) * tile_rows
+    return round_up(width, tile_rows)
 
 
-def _up(value: int, step: int) -> int:
+def round_up(value: int, step: int) -> int:
+    """The next multiple of ``step``."""
     return -(-value // step) * step
 
 
@@ -160,7 +166,7 @@ def _place_buffers(program: Program, workers: int, tile_rows: int, columns: int)
         elif buffer.payload == "cache":
             width = 0
         data = offset
-        flags = _up(data + buffer.slots * columns * lanes * width * 4, LINE_BYTES)
+        flags = round_up(data + buffer.slots * columns * lanes * width * 4, LINE_BYTES)
         offset = flags + workers * LINE_BYTES
         placed.append(PlacedBuffer(buffer, data, flags, lanes, width))
     return tuple(placed), offset
@@ -172,7 +178,7 @@ def _place_tagged(program: Program, workers: int, tile_rows: int, columns: int) 
         best = buffer.payload == "best"
         lanes, width = (1, pitch(workers * BEST_WORDS, 4)) if best else (buffer.lanes, pitch(buffer.width, tile_rows))
         placed.append(PlacedBuffer(buffer, offset, 0, lanes, width))
-        offset = _up(offset + buffer.slots * columns * lanes * width * 4, 2 * LINE_BYTES)
+        offset = round_up(offset + buffer.slots * columns * lanes * width * 4, 2 * LINE_BYTES)
     return tuple(placed), offset
 
 
@@ -180,20 +186,20 @@ def _place_caches(program: Program, align: int) -> tuple[dict[str, int], int]:
     offsets, offset = {}, 0
     for cache in program.caches:
         offsets[cache.key] = offset
-        offset = _up(offset + cache.kv_heads * cache.capacity * cache_row_bytes(program.dtype, cache.head_dim, align), LINE_BYTES)
+        offset = round_up(offset + cache.kv_heads * cache.capacity * cache_row_bytes(program.dtype, cache.head_dim, align), LINE_BYTES)
     return offsets, offset
 
 
 def cache_row_bytes(dtype: str, head_dim: int, align: int) -> int:
     """Bytes from one position of a cache to the next."""
-    return _up(head_dim * NUMPY_DTYPES[dtype].itemsize, align)
+    return round_up(head_dim * NUMPY_DTYPES[dtype].itemsize, align)
 
 
 def _scratch(stage: Stage, columns: int, tile_rows: int) -> tuple[dict[str, int], int]:
     offsets, offset = {}, 0
     for op in stage.prologue:
         offsets[op.name] = offset
-        offset = _up(offset + columns * stored_lanes(op) * pitch(op.width, tile_rows), _LINE_FLOATS)
+        offset = round_up(offset + columns * stored_lanes(op) * pitch(op.width, tile_rows), _LINE_FLOATS)
     return offsets, offset
 
 

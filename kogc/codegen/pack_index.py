@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from kogc.codegen.layout import round_up
 from kogc.errors import BadInput
 from kogc.ir.program import Const, Part, Program, Run, Schedule, unit_rows
 from kogc.ir.types import NUMPY_DTYPES
@@ -58,12 +59,12 @@ def pack_index(program: Program, schedule: Schedule, layout: Layout, align: int 
     size = lambda part: _unit_bytes(program, part, schedule.tile_rows, layout, align)
     unit_bytes = tuple(tuple(tuple(map(size, stage.parts)) for stage in segment.stages) for segment in program.segments)
     lengths = _stream_lengths(program, schedule, unit_bytes)
-    starts = np.r_[0, np.cumsum([_up(length, PAGE) for length in lengths])].tolist()
+    starts = np.r_[0, np.cumsum([round_up(length, PAGE) for length in lengths])].tolist()
     embeds, embed_elements = _embeds(program)
     consts, const_elements = _consts(program)
-    const_offset = _up(starts[-1] + embed_elements * item_size(program), PAGE)
+    const_offset = round_up(starts[-1] + embed_elements * item_size(program), PAGE)
     return PackIndex(
-        total_bytes=const_offset + _up(const_elements * 4, PAGE),
+        total_bytes=const_offset + round_up(const_elements * 4, PAGE),
         streams=tuple(zip(starts[:-1], lengths, strict=True)),
         embed_offset=starts[-1],
         embeds=embeds,
@@ -115,7 +116,7 @@ def _unit_bytes(program: Program, part: Part, tile_rows: int, layout: Layout, al
     if not part.matrices:
         return 0
     sample = layout(np.zeros((1, part.arity, tile_rows, part.k), NUMPY_DTYPES[program.dtype]))
-    return _up(sample.nbytes, align)
+    return round_up(sample.nbytes, align)
 
 
 def _stream_lengths(program: Program, schedule: Schedule, unit_bytes) -> list[int]:
@@ -133,7 +134,7 @@ def _embeds(program: Program) -> tuple[dict[str, int], int]:
     for stage in (stage for segment in program.segments for stage in segment.stages):
         if stage.embed_table and stage.embed_table not in offsets:
             offsets[stage.embed_table] = elements
-            elements += _up(program.vocab * stage.embed_width, PAGE)
+            elements += round_up(program.vocab * stage.embed_width, PAGE)
     return offsets, elements
 
 
@@ -148,9 +149,5 @@ def _consts(program: Program) -> tuple[dict[str, int], int]:
                 raise PackError(f"constant {key} is used as {described[key]} and as {what}: kind, lanes and shape must agree")
             if key not in offsets:
                 offsets[key] = elements
-                elements += _up(const.lanes * int(np.prod(const.shape)), CONST_ALIGN)
+                elements += round_up(const.lanes * int(np.prod(const.shape)), CONST_ALIGN)
     return offsets, elements
-
-
-def _up(value: int, step: int) -> int:
-    return -(-value // step) * step

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 
-from kogc.codegen.layout import BEST_WORDS, numbered_stages, pitch, stored_lanes
+from kogc.codegen.layout import BEST_WORDS, numbered_stages, pitch, round_up, stage_places, stored_lanes
 from kogc.ir.passes.elements import Deal, made_by, needed_of
 from kogc.ir.passes.spans import Spans
 from kogc.ir.program import Operand, Program, Schedule, Stage
@@ -64,9 +64,9 @@ def make_staging(program: Program, schedule: Schedule, near_floats: int) -> Stag
     receipts = dict(_receipts(program, schedule))
     stages = list(numbered_stages(program))
     values = []
-    for number, segment, stage in stages:
+    for (number, _, stage), (segment, place) in zip(stages, stage_places(program), strict=True):
         received = [receipts[number, i] for i in range(program.segments[segment].count)]
-        values.append(_values(stage, received, schedule, columns) | _near_consts(stage, schedule.work[segment][program.segments[segment].stages.index(stage)]))
+        values.append(_values(stage, received, schedule, columns) | _near_consts(stage, schedule.work[segment][place]))
     places = [_Places(near_floats) for _ in stages]
     near = far = 0
     for place, sizes in zip(places, values, strict=True):
@@ -96,7 +96,7 @@ def make_staging(program: Program, schedule: Schedule, near_floats: int) -> Stag
 
 def _receipts(program: Program, schedule: Schedule) -> Iterator[tuple[tuple[int, int], list[list[Receipt]]]]:
     made: dict[tuple[str, int], Spans] = {}
-    numbers = {(segment, program.segments[segment].stages.index(stage)): n for n, segment, stage in numbered_stages(program)}
+    numbers = {place: number for number, place in enumerate(stage_places(program))}
     for segment, iteration, index, stage in program.instances():
         work = schedule.work[segment][index][iteration]
         deal = Deal.from_work(work)
@@ -163,8 +163,8 @@ def _values(stage: Stage, received: list[list[list[Receipt]]], schedule: Schedul
     found: dict[tuple[str, str], _Value] = {}
 
     def add(kind: str, name: str, lanes: int, width: int, is_late: bool, vector: bool) -> None:
-        width = -(-width // _ALIGN) * _ALIGN if vector else width
-        found[kind, name] = _Value(lanes, width, -(-columns * lanes * width // _ALIGN) * _ALIGN, is_late, vector)
+        width = round_up(width, _ALIGN) if vector else width
+        found[kind, name] = _Value(lanes, width, round_up(columns * lanes * width, _ALIGN), is_late, vector)
 
     copied = stage.vector in late
     for number, operand in enumerate(stage.operands):
@@ -187,7 +187,7 @@ def _near_consts(stage: Stage, work) -> dict[tuple[str, str], _Value]:
     if any(len({run.lane for run in one.runs}) > 1 for instance in work for one in instance):
         return {}
     widths = {const.name: prod(const.shape) for const in stage.consts if const.name in read and const.kind == "weight" and (const.lanes == 1 or const.name not in every_lane)}
-    return {("const", name): _Value(1, width, -(-width // _ALIGN) * _ALIGN, False, False) for name, width in widths.items()}
+    return {("const", name): _Value(1, width, round_up(width, _ALIGN), False, False) for name, width in widths.items()}
 
 
 def _late(stage: Stage) -> set[str]:
@@ -207,7 +207,7 @@ def _extent(receipts: list[Receipt]) -> tuple[int, int]:
     filled = [r for r in receipts if r.intervals]
     lanes = max((max(lane for lane, _, _ in r.intervals) - r.lane + 1 for r in filled), default=1)
     rows = max((max(last for _, _, last in r.intervals) - r.row for r in filled), default=1)
-    return lanes, -(-rows // VECTOR) * VECTOR
+    return lanes, round_up(rows, VECTOR)
 
 
 class _Places:

@@ -31,7 +31,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kogc.codegen.layout import Layout, computed_once, numbered_stages
+from kogc.codegen.layout import Layout, computed_once, numbered_stages, stage_places
 from kogc.codegen.pack_index import PackIndex
 from kogc.codegen.staging import Receipt, Staging
 from kogc.ir.program import Program, Run, Schedule, Share, Stage, WorkerStage
@@ -88,10 +88,8 @@ def make_tables(
 def _records(program: Program, schedule: Schedule, layout: Layout, index: PackIndex, staging: Staging | None):
     """For every instance, in the order of their numbers: facts for all workers, and every worker's own words."""
     makers = _logits_makers(program, schedule)
-    for global_number, segment, stage in numbered_stages(program):
-        number = program.segments[segment].stages.index(stage)
-        for iteration in range(program.segments[segment].count):
-            dealt = schedule.work[segment][number][iteration]
+    for (global_number, _, stage), (segment, place) in zip(numbered_stages(program), stage_places(program), strict=True):
+        for iteration, dealt in enumerate(schedule.work[segment][place]):
             if staging is None:
                 works = [_awaited(work) + _work(stage, work) for work in dealt]
             else:
@@ -186,10 +184,10 @@ def _per_iteration(values: Sequence, iteration: int):
 def _logits_makers(program: Program, schedule: Schedule) -> tuple[tuple[int, int], ...]:
     """Intervals of workers that own rows of the vocabulary head."""
     owners: set[int] = set()
-    for _, segment, stage in numbered_stages(program):
+    for (_, _, stage), (segment, place) in zip(numbered_stages(program), stage_places(program), strict=True):
         heads = {i for i, part in enumerate(stage.parts) if any(output.kind == "logits" for output in part.outputs)}
         if heads:
-            works = schedule.work[segment][program.segments[segment].stages.index(stage)][0]
+            works = schedule.work[segment][place][0]
             owners |= {worker for worker, work in enumerate(works) if any(run.part in heads for run in work.runs)}
     starts = [worker for worker in sorted(owners) if worker - 1 not in owners]
     ends = [worker + 1 for worker in sorted(owners) if worker + 1 not in owners]

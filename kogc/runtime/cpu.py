@@ -14,6 +14,7 @@ from kogc.errors import EnvironmentFailure
 from kogc.runtime.cpu_library import Library, open_library
 from kogc.runtime.device import Needs
 from kogc.runtime.facts import Fact
+from kogc.runtime.host_memory import HostMemory
 from kogc.runtime.kernel_thread import KernelThread
 
 if TYPE_CHECKING:
@@ -26,34 +27,15 @@ _SLICE_NS = 50_000_000
 _REFUSALS = {1: "it speaks another launch version", 2: "there is no memory for its workers", 3: "the system gave it too few threads"}
 
 
-class CpuBlock:
+class CpuBlock(HostMemory):
     """Anonymous memory: zeroed, page-aligned, and backed by pages only where it is touched."""
 
     def __init__(self, nbytes: int, what: str) -> None:
-        self.nbytes = nbytes
         try:
-            self._array: np.ndarray | None = np.frombuffer(mmap.mmap(-1, max(nbytes, 1)), np.uint8)
+            array = np.frombuffer(mmap.mmap(-1, max(nbytes, 1)), np.uint8)
         except (OSError, OverflowError, ValueError) as error:
             raise EnvironmentFailure(f"no memory for {what} ({nbytes} bytes): {error}") from None
-        self.address = self._array.ctypes.data
-
-    def view(self, dtype: type | np.dtype) -> np.ndarray:
-        """The first ``nbytes`` as an array of ``dtype``."""
-        assert self._array is not None
-        return self._array[: self.nbytes].view(dtype)
-
-    def read(self, dtype: type | np.dtype) -> np.ndarray:
-        """A copy."""
-        return self.view(dtype).copy()
-
-    def clear(self) -> None:
-        """Fill with zeros."""
-        assert self._array is not None
-        self._array.fill(0)
-
-    def free(self) -> None:
-        """Drop the memory; it goes when nobody views it any more."""
-        self._array = None
+        super().__init__(array, nbytes, array.ctypes.data)
 
 
 class CpuRun(KernelThread):

@@ -13,6 +13,7 @@ import numpy as np
 
 from kogc.errors import EnvironmentFailure
 from kogc.runtime.cuda_driver import Context, CudaError
+from kogc.runtime.host_memory import HostMemory
 
 #: Pinned memory up to this size is kept for the next launch: taking it anew costs more than a token.
 _KEPT_BYTES = 1 << 20
@@ -148,32 +149,12 @@ class GpuBlock:
         self._finalizer()
 
 
-class HostBlock:
+class HostBlock(HostMemory):
     """Zeroed pinned memory that both sides see."""
 
     def __init__(self, memory: Memory, nbytes: int, what: str) -> None:
-        self.nbytes = nbytes
         pinned = memory.pinned(nbytes, what)
-        self.address = memory.kernel_address(pinned)
-        self._array: np.ndarray | None = np.frombuffer(pinned, np.uint8)
-
-    def view(self, dtype: type | np.dtype) -> np.ndarray:
-        """The first ``nbytes`` as an array of ``dtype``."""
-        assert self._array is not None
-        return self._array[: self.nbytes].view(dtype)
-
-    def read(self, dtype: type | np.dtype) -> np.ndarray:
-        """A copy."""
-        return self.view(dtype).copy()
-
-    def clear(self) -> None:
-        """Fill with zeros."""
-        assert self._array is not None
-        self._array.fill(0)
-
-    def free(self) -> None:
-        """Drop the memory; it goes when nobody views it any more."""
-        self._array = None
+        super().__init__(np.frombuffer(pinned, np.uint8), nbytes, memory.kernel_address(pinned))
 
 
 def upload(context: Context, memory: Memory, stream: Any, data: np.ndarray, address: int, progress: Callable[[int], None]) -> None:
