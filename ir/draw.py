@@ -13,7 +13,7 @@ from html import escape
 from kogc.ir.program import Buffer, Part, Program, Stage
 
 _BOX_WIDTH, _TRACK, _PAD, _LINE, _GAP = 430, 22, 16, 17, 34
-_COLOURS = {"embed": "#e7f0e4", "matvec": "#e4ecf7", "attention": "#f8ecdc", "combine": "#f5e4e0", "sample": "#efe6f3"}
+_COLOURS = {"embed": "#e7f0e4", "matvec": "#e4ecf7", "attention": "#f8ecdc", "combine": "#f5e4e0", "rows": "#eaf3f3", "sample": "#efe6f3"}
 _INK, _EDGE, _CARRIED = "#1f2933", "#52606d", "#b4552d"
 
 

@@ -97,7 +97,7 @@ class OpSpec:
     ``scope`` tells whether it is computed for the run's own lane (``own``) or for every lane (``all``). What has one lane
     is the same for every lane, so an op with lanes may read it beside values with lanes. A reduction over lanes to one
     lane has scope ``all``. An epilogue may also read its rows of a prologue value. The ops of a part without matrices
-    (``embed``, ``combine``) start from ``row``.
+    (``embed``, ``combine``) start from ``row``; those of a ``rows`` stage from rows of operands and of prologue results.
     """
 
     name: str
@@ -217,7 +217,8 @@ class Stage:
     """One stage of a segment. ``lanes`` is the lane count of its core; runs are dealt per lane.
 
     kinds: ``embed`` (ops after the table row in ``parts``: unit ``row``, no matrices — see ``embed_table``), ``matvec``,
-    ``attention``, ``combine`` (ops after the rows of ``combine`` in ``parts``, as for ``embed``), ``sample``. ``name`` is
+    ``attention``, ``combine`` (ops after the rows of ``combine`` in ``parts``, as for ``embed``), ``rows`` (ops on ``rows_width`` rows per
+    lane in ``parts``, without matrices), ``sample``. ``name`` is
     an identifier made from the model's own module names; ``title`` is readable.
     """
 
@@ -236,11 +237,12 @@ class Stage:
     embed_table: str | None = None
     embed_width: int = 0
     combine: Combine | None = None
+    rows_width: int = 0
 
     @property
     def row_width(self) -> int:
-        """Rows per lane of what parts without matrices start from; 0 for a stage that has no such parts."""
-        return self.combine.width if self.combine else self.embed_width
+        """Rows per lane of parts without matrices; 0 for a stage that has no such parts."""
+        return self.combine.width if self.combine else self.embed_width or self.rows_width
 
     def part_rows(self, part: Part) -> int:
         """Output elements per lane of one of the stage's parts."""

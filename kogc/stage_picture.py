@@ -7,7 +7,7 @@ from html import escape
 from kogc.stage_profile import StageProfile, StageTime, heading
 
 _NAMES, _BAR, _VALUES, _PAD, _ROW, _HEIGHT = 270, 520, 210, 16, 26, 16
-_COLOURS = {"embed": "#9dbf94", "matvec": "#7f9fd1", "attention": "#e0ad6b", "combine": "#d3938a", "sample": "#b296c4"}
+_COLOURS = {"embed": "#9dbf94", "matvec": "#7f9fd1", "attention": "#e0ad6b", "combine": "#d3938a", "rows": "#8fbcbc", "sample": "#b296c4"}
 _INK, _QUIET, _WAIT = "#1f2933", "#52606d", "#d9dee3"
 _TOP = 78
 

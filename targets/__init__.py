@@ -13,10 +13,13 @@ walk                   ``walk_begin``, ``walk_step`` (a vector shared out over t
 ``Worker``             the launch, its id, scratch, stream and what the columns of the step hold; ``Best``; ``Place``
 leave                  ``enter`` (a stage begins), ``leaving`` (cancelled or aborted)
 stream                 ``prepare`` (a vector made ready for dots: an ``Activation``), ``for_units<ARITY, T>`` (take units, dot them
-                       with T columns, hand each to an epilogue, release), ``skip_units``, ``rewind_stream``
+                       with T columns, hand each to an epilogue, release; false: leave), ``skip_units``, ``rewind_stream``
+own flags              where words carry their own flags: ``take_in``, ``take_in_normed``, ``take_in_and_dot`` (a vector received and
+                       made ready by each warp for itself), ``position_row``; ``Batch``, ``Mine``, ``plan_units``, ``begin_units``,
+                       ``meet``, ``end_unit`` (``for_units`` of several parts at once)
 exchange               ``Buffer``, ``View``, ``await`` (bounded, aborting), ``received`` (all that was awaited is here),
                        ``Outgoing``, ``outgoing`` (a write begins), ``publish``, ``publish_best``, ``best_of``
-rows                   ``load_rows``, ``store_rows``, ``append_rows``, ``rope_angles``, ``for_rows`` (an embedding's rows),
+rows                   ``load_rows``, ``store_rows``, ``append_rows``, ``rope_angles``, ``for_rows`` (an embedding's rows), ``each_row``,
                        ``copy_rows``, ``take_logits``
 ``attend``             attention of one key/value head over a span of the cache
 ``combine_rows``       rows of heads whose splits are brought together, tile by tile; called by combine stages only, which a
@@ -50,12 +53,29 @@ class MachineLayer:
 
 
 @dataclass(frozen=True)
+class DotRules:
+    """How the warps of a worker share dots of length k (kogc/codegen/intake.py).
+
+    ``sharing(k, units)``: how many warps share a unit when a worker has so many; ``packed_floats(k, warps)``: what a packed vector
+    takes, and whether every team of warps holds it; ``holds(k, warps, dtype)``: whether a warp's part fits into its registers;
+    ``batch_units``: units between two meetings. ``query_floats(head_dim, group, dtype)``: what attention's queries take, rearranged.
+    """
+
+    batch_units: int
+    sharing: Callable[[int, int], int]
+    packed_floats: Callable[[int, int], tuple[int, bool]]
+    holds: Callable[[int, int, str], bool]
+    query_floats: Callable[[int, int, str], int]
+
+
+@dataclass(frozen=True)
 class Target:
     """One machine, ready to render for.
 
     ``tile_rows``: rows of a tile. ``layout``: [units, arity, tile_rows, k] → the order in the stream. ``constants``: (name,
     value, meaning) that the machine layer needs. ``facts``: the whole target.toml. ``near_floats``: exchanged words carry
-    their own flags, and a worker keeps what it receives in memory of its own, of which so many floats are near.
+    their own flags, and a worker keeps what it receives in memory of its own, of which so many floats are near. Then ``dots`` tell how
+    its warps take in vectors.
     """
 
     name: str
@@ -66,6 +86,7 @@ class Target:
     layout: Callable[[np.ndarray], np.ndarray]
     facts: Mapping[str, Any]
     near_floats: int | None = None
+    dots: DotRules | None = None
 
 
 def target_names() -> tuple[str, ...]:

@@ -130,7 +130,7 @@ class _StageRun:
 
     def _part(self, part: Part) -> None:
         seen = dict(self.seen)
-        if not part.matrices:
+        if self.stage.kind in ("embed", "combine"):
             seen["row"] = self._row()
         for number, matrix in enumerate(part.matrices):
             rows = self.run_.weight(matrix.key(self.iteration)).reshape(matrix.lanes, -1, matrix.k)

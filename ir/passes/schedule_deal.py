@@ -55,10 +55,13 @@ class Dealer:
         return [Block(lane, part, units[part], weights[part]) for lane in range(stage.lanes) for part in range(len(weights))]
 
     def _unit_bytes(self, stage: Stage, iteration: int) -> list[float]:
-        """Bytes a unit of each part streams from memory; for a combine, which streams nothing, those it reads of partials."""
+        """Bytes a unit of each part streams from memory; for stages that stream nothing, those it reads of what others made."""
         item = NUMPY_DTYPES[self.program.dtype].itemsize
         if stage.kind == "embed":
             return [self.tile_rows * item]
+        if stage.kind == "rows":
+            lanes = sum(o.lanes if o.access == "rows_all_lanes" else 1 for o in stage.operands)
+            return [self.tile_rows * lanes * NUMPY_DTYPES["fp32"].itemsize]
         if stage.combine:
             return [self.tile_rows * stage.combine.splits * NUMPY_DTYPES["fp32"].itemsize]
         if stage.attention:

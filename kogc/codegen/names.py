@@ -13,8 +13,8 @@ _TAKEN = frozenset(
     explicit export extern false float for friend goto if inline int launch long mutable namespace new operator private
     protected public register return short signed sizeof static struct switch template this throw true try typedef
     typename union unsigned using virtual void volatile while
-    count each exp fma first i iteration lane last load other output part place position records row runs shared shares split
-    storage store sum t table table_rows tanh token total unit vec visit visits w window work Rows T NOTHING
+    activation batch count each exp here mine fma first i iteration lane last load other output part place position records row runs shared shares split
+    storage store sum t table table_rows tanh token total unit units vec visit visits w window work Rows T NOTHING
     """.split()
 )
 

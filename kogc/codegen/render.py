@@ -68,7 +68,7 @@ def laid_out(program: Program, schedule: Schedule, target: Target, index: PackIn
     layout = make_layout(program, schedule.workers, schedule.tile_rows, tagged=target.near_floats is not None)
     staging = None
     if target.near_floats is not None:
-        staging = make_staging(program, schedule, target.near_floats)
+        staging = make_staging(program, schedule, target)
         layout = with_far_memory(layout, schedule.workers, staging.far_floats)
     return layout, staging, make_tables(program, schedule, layout, index, staging)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kogc.codegen.layout import Layout, computed_once, stage_outputs
-from kogc.codegen.names import Scope
+from kogc.codegen.names import Scope, float_literal
 from kogc.codegen.stage_parts import PartContext, probe_at, part_context
 from kogc.codegen.stage_values import RenderError, StageValues
 from kogc.codegen.staging import Staging
@@ -48,7 +48,7 @@ class ShareContext:
 @dataclass(frozen=True)
 class AttentionContext:
     """The attention core: ``q``, ``out``, ``new_keys`` and ``new_values`` (of the lane, made in this step) are expressions of
-    rows of column t, ``keys`` and ``values`` the caches."""
+    rows of column t, ``keys`` and ``values`` the caches; ``split_queries``: where queries are rearranged, if they are."""
 
     kv_heads: int
     group: int
@@ -65,6 +65,7 @@ class AttentionContext:
     new_values: str
     write: str
     probe: str
+    split_queries: str | None
 
 
 @dataclass(frozen=True)
@@ -79,10 +80,15 @@ class CombineContext:
 
 @dataclass(frozen=True)
 class ActivationContext:
-    """How the dots' vector is made ready: a call; ``once`` for the stage, or for every lane a worker visits."""
+    """How the dots' vector is made ready: a call; ``once`` for the stage, or for every lane a worker visits. ``polled``: every
+    warp receives it in that call; ``batched``: the worker's threads meet once for all parts;
+    ``held``: that call also takes the dots of the stage's ``units``."""
 
     expression: str
     once: bool
+    polled: bool = False
+    batched: bool = False
+    held: bool = False
 
 
 @dataclass(frozen=True)
@@ -111,7 +117,26 @@ class StageContext:
     @property
     def names_lane(self) -> bool:
         """Whether a worker's record begins with its lane."""
-        return any(const.space for const in self.values.consts) and self.values.stage.lanes > 1
+        return any(const.space and const.lanes > 1 for const in self.values.consts)
+
+    @property
+    def polled(self) -> bool:
+        """Whether every warp takes in the dots' vector by itself, so that the worker's threads meet only after the dots."""
+        return self.activation is not None and self.activation.polled
+
+    @property
+    def receives_at_once(self) -> bool:
+        """Whether nothing can be done before all operands are there. Attention without a prologue reads the plan first."""
+        return bool(self.operands) and not self.polled and not self.receives_late
+
+    @property
+    def receives_late(self) -> bool:
+        return self.kind in ("attention", "combine", "rows") and not self.prologue_once and not self.prologue_own
+
+    @property
+    def batched(self) -> bool:
+        """Whether a worker visits one lane at most, and does everything there in one batch."""
+        return self.activation is not None and self.activation.batched
 
     @property
     def operands(self):
@@ -143,7 +168,7 @@ def stage_context(
     for output in outputs:
         values.write_of(output)
     caches = tuple(values.scope.name(f"cache {i}", wish) for i, wish in enumerate(_cache_wishes(stage)))
-    prologue = [(op, _prologue(values, op, value_ops)) for op in stage.prologue]
+    prologue = [(op, _prologue(values, op, value_ops)) for op in values.prologue]
     appends = iter(caches)
     parts = tuple(part_context(program, values, part, appends, value_ops) for part in stage.parts)
     return StageContext(
@@ -204,11 +229,28 @@ def _combine(values: StageValues) -> CombineContext:
 
 
 def _activation(values: StageValues) -> ActivationContext:
-    vector = values.vector(values.stage.vector, "lane")
-    pieces = [vector.replace(".at(t, ", ".at(0, "), str(values.columns(values.stage.vector))]
-    if values.staging is not None:
-        pieces.append(values.packed())
-    return ActivationContext(f"prepare<T, {values.stage.parts[0].k}>(w, {', '.join(pieces)})", values.same_for_all_lanes(values.stage.vector))
+    stage, intake, k = values.stage, values.intake, values.stage.parts[0].k
+    if intake is not None and intake.operand is not None:
+        return ActivationContext(_polled(values, k), once=False, polled=True, batched=intake.batched, held=intake.held)
+    vector = values.vector(stage.vector, "lane").replace(".at(t, ", ".at(0, ")
+    once = values.same_for_all_lanes(stage.vector)
+    if intake is None:
+        return ActivationContext(f"prepare<T, {k}>(w, {vector}, {values.columns(stage.vector)})", once)
+    call = f"prepare<T, {k}, {intake.warps}>(w, {vector}, {values.columns(stage.vector)}, {values.packed()})"
+    return ActivationContext(call, once, batched=intake.batched)
+
+
+def _polled(values: StageValues, k: int) -> str:
+    operand, norm = values.intake.operand, values.intake.norm
+    buffer, write = values.buffer_constant(operand.buffer), values.write_number(operand.write)
+    row = f"write_of(w, {buffer}, {write}).at(0, {'lane' if operand.lanes > 1 else '0'})"
+    if values.intake.held:
+        return f"take_in_and_dot<{k}, {values.intake.warps}>(w, {row}, batch)"
+    if norm is None:
+        return f"take_in<{k}, {values.intake.warps}>(w, {row}, {values.packed()})"
+    scale = values.constant(norm.inputs[1], "lane") if norm.inputs[1:] else "nullptr"
+    offset, eps = float_literal(norm.attrs.get("scale_offset") or 0), float_literal(norm.attrs["eps"])
+    return f"take_in_normed<{k}, {values.intake.warps}>(w, {row}, {scale}, {offset}, {eps}, {values.packed()})"
 
 
 def _attention(program: Program, values: StageValues, caches: tuple[str, ...]) -> AttentionContext:
@@ -223,5 +265,5 @@ def _attention(program: Program, values: StageValues, caches: tuple[str, ...]) -
         core.kv_heads, core.heads // core.kv_heads, core.head_dim, values.layout.cache_pitch(program.dtype, core.head_dim), core.splits, core.scale, core.softcap,
         values.vector(core.q, "lane"), f"{write.name}.at(t, lane)", caches[0], caches[1],
         values.vector(appended[0], "lane"), values.vector(appended[1], "lane"), write.name,
-        probe_at(values, len(stage_outputs(values.stage)) - 1, "lane"),
+        probe_at(values, len(stage_outputs(values.stage)) - 1, "lane"), values.packed() if values.staging is not None else None,
     )  # fmt: skip

@@ -50,10 +50,10 @@ class Load:
 class PartContext:
     """One part: its rows as a C++ type, its epilogue, and statements that hand the results on.
 
-    ``made`` names the writes it contributes to; ``skips`` the write of the best logits when its dots are only for logits.
+    ``finish`` names what is done with its rows; ``made`` the writes it contributes to; ``skips`` the write of the best logits when its dots are only for logits.
     """
 
-    title: str
+    finish: str
     rows_type: str
     arity: int
     width: int
@@ -76,7 +76,7 @@ def part_context(program: Program, values: StageValues, part: Part, caches: Iter
     logits = [output for output in part.outputs if output.kind == "logits"]
     skips = values.write_of(logits[0]).name if logits and len(part.outputs) == 1 else None
     return PartContext(
-        part.name, _rows_type(part, width), part.arity, width,
+        values.scope.name(f"part {part.name}", f"finish_{part.name}"), _rows_type(part, width), part.arity, width,
         tuple(builder.loads.values()), ops, statements, tuple(dict.fromkeys(values.write_of(o).name for o in part.outputs)), skips,
     )  # fmt: skip
 
@@ -125,7 +125,7 @@ class _Epilogues:
         return names
 
     def _source(self, name: str):
-        if not self.part.matrices and self.values.const(name) is None and self.values.operand_view(name) is None:
+        if name == "row" and not self.part.matrices:
             return lambda tile: "row[0][t]"
         if name in ("dot0", "dot1"):
             number = int(name[-1])
@@ -139,10 +139,10 @@ class _Epilogues:
         return Epilogue(spec.op, name, spec.op in self.value_ops, tiles, **more)
 
     def _table(self, name: str) -> str:
-        pointer = self.values.constant(name, "lane")
-        if pointer is None:
+        row = self.values.table(name, self.part.rope["rotary_dim"] // 2)
+        if row is None:
             raise RenderError(f"stage {self.values.stage.name}: rope table {name} is no constant of the stage")
-        return f"{pointer} + (int64_t)w.position[t] * {self.part.rope['rotary_dim'] // 2}"
+        return row
 
 
 # ── results ──
@@ -186,7 +186,7 @@ def _append(program: Program, values: StageValues, part: Part, output: Output, c
     pitch = values.layout.cache_pitch(program.dtype, head_dim)
     at = f"{cache} + ((int64_t)lane * {rows // head_dim} * CAPACITY + w.position[t]) * {pitch}"
     fresh = f"{values.write_of(output).name}.at(t, {'lane' if values.buffer(output.buffer).lanes > 1 else '0'})"
-    return [f"append_rows<Rows, {head_dim}, {pitch}>({at}, {fresh}, unit, {i}, {tile});" for i, tile in enumerate(tiles)]
+    return [f"append_rows<Rows, {head_dim}, {pitch}>(w, {at}, {fresh}, unit, {i}, {tile});" for i, tile in enumerate(tiles)]
 
 
 def _probe(values: StageValues, part: Part, output: Output, tiles: tuple[str, ...], rows: int) -> list[str]:

@@ -42,17 +42,21 @@ class WriteView:
 
 @dataclass(frozen=True)
 class ConstView:
-    """A constant; with ``space``, ``width`` floats of it (of the worker's lane, when it has ``lanes``) are kept there."""
+    """A constant; with ``space``, ``width`` floats of it are kept there: of a ``table`` the step's row, else those of the worker's
+    lane, when it has ``lanes``."""
 
     name: str
     space: str | None
     width: int
     lanes: int
+    table: bool
 
     def begin(self, stored: str) -> str:
         """Where the constant begins, as const float*, given where it is stored."""
         if self.space is None:
             return stored
+        if self.table:
+            return f"position_row<{self.width}>(w, {stored}, {self.space})"
         return f"constants<{self.width}>(w, {stored}, {'own_lane' if self.lanes > 1 else '0'}, {self.space})"
 
 
@@ -78,10 +82,20 @@ class StageValues:
         self._operands = {operand.name: operand for operand in stage.operands}
         self._consts = {const.name: const for const in stage.consts}
         self._ops = {op.name: op for op in stage.prologue}
-        self.operands = tuple(self._operand(operand) for operand in stage.operands)
+        #: How the dots' vector is taken in; None where there are no dots, or all operands are read in the exchange itself.
+        self.intake = staging.intakes[number] if staging is not None else None
+        polled = self.intake.operand if self.intake else None
+        self._views = {operand.name: self._operand(operand) for operand in stage.operands if operand is not polled}
         self.consts = tuple(self._const(const) for const in stage.consts)
-        self.scratch = tuple(self._scratch(op) for op in stage.prologue)
+        #: The ops computed by all threads together before the dots.
+        self.prologue = tuple(op for op in stage.prologue if not polled or op is not self.intake.norm)
+        self.scratch = tuple(self._scratch(op) for op in self.prologue)
         self._writes: dict[tuple[str, Affine], WriteView] = {}
+
+    @property
+    def operands(self) -> tuple[OperandView, ...]:
+        """What is received before anything else; not a vector that every warp takes in by itself."""
+        return tuple(self._views.values())
 
     # ── names ──
 
@@ -139,6 +153,12 @@ class StageValues:
         cname = self.scope.name(f"const {name}")
         return cname if const.lanes == 1 else f"{cname} + {lane} * {prod(const.shape)}"
 
+    def table(self, name: str, width: int) -> str | None:
+        """The row of a position table at column t's position, ``width`` floats, as const float*; None when ``name`` is no constant."""
+        pointer = self.constant(name, "lane")
+        near = self.staging is not None and name in self.staging.consts[self.number]
+        return pointer if pointer is None or near else f"{pointer} + (int64_t)w.position[t] * {width}"
+
     def const(self, name: str) -> Const | None:
         return self._consts.get(name)
 
@@ -149,7 +169,7 @@ class StageValues:
         return self._operands[name].lanes if name in self._operands else self._ops[name].lanes
 
     def operand_view(self, name: str) -> OperandView | None:
-        return next((v for o, v in zip(self.stage.operands, self.operands, strict=True) if o.name == name), None)
+        return self._views.get(name)
 
     def columns(self, name: str) -> int:
         """Floats from column to column of a value."""
@@ -163,8 +183,9 @@ class StageValues:
         return stored_lanes(op) * pitch(op.width, self.tile_rows)
 
     def packed(self) -> str:
-        """Where the dots' vector is rearranged for them, as float*."""
-        return _begin(self.staging.packed[self.number])
+        """Where the dots' vector, or attention's queries, are rearranged, as float*; null where they are not."""
+        space = self.staging.packed[self.number]
+        return "nullptr" if space is None else _begin(space)
 
     # ── rows of a part ──
 
@@ -199,7 +220,8 @@ class StageValues:
     def _const(self, const: Const) -> ConstView:
         name = self.scope.name(f"const {const.name}", const.name)
         space = self.staging.consts[self.number].get(const.name) if self.staging is not None else None
-        return ConstView(name, space and _begin(space), prod(const.shape), const.lanes)
+        table = const.kind == "table"
+        return ConstView(name, space and _begin(space), const.shape[-1] if table else prod(const.shape), const.lanes, table)
 
     def _name_of(self, value: str) -> str:
         return self.scope.name(f"value {value}", value)

@@ -11,26 +11,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 
+from kogc.codegen.intake import Intake, late_values, make_intakes
 from kogc.codegen.layout import BEST_WORDS, numbered_stages, pitch, round_up, stage_places, stored_lanes
+from kogc.codegen.near_places import Key, Space, Value, place_values
 from kogc.ir.passes.elements import Deal, made_by, needed_of
 from kogc.ir.passes.spans import Spans
 from kogc.ir.program import Operand, Program, Schedule, Stage
+from kogc.targets import DotRules, Target
 
 #: Elements that one poll looks at: places of rows start at multiples of it.
 VECTOR = 4
 
 #: Spaces start at multiples of this many floats (a cache line).
 _ALIGN = 32
-
-
-@dataclass(frozen=True)
-class Space:
-    """[columns][lanes][pitch] floats from ``offset`` of the near or far memory of every worker."""
-
-    near: bool
-    offset: int
-    lanes: int
-    pitch: int
 
 
 @dataclass(frozen=True)
@@ -46,48 +39,42 @@ class Receipt:
 @dataclass(frozen=True)
 class Staging:
     """``receipts[stage number, iteration][operand][worker]``, and by stage number the spaces of operands and of prologue
-    results. ``packed``: where a stage's vector is rearranged for its dots, in its own place unless it is read after them,
-    too. ``consts``: those of prologues are kept near, fetched while a worker waits. ``near_floats`` and ``far_floats`` per worker."""
+    results. ``intakes``: how the vectors of dots are taken in; ``packed``: where they, and attention's queries, are rearranged, in their own
+    place where that can be. ``consts``: those of prologues and the step's rows of position tables are kept near, fetched while a
+    worker waits. ``near_floats`` and ``far_floats`` per worker."""
 
     receipts: dict[tuple[int, int], list[list[Receipt]]]
     operands: tuple[dict[str, Space], ...]
     scratch: tuple[dict[str, Space], ...]
+    intakes: tuple[Intake | None, ...]
     packed: tuple[Space | None, ...]
     consts: tuple[dict[str, Space], ...]
     near_floats: int
     far_floats: int
 
 
-def make_staging(program: Program, schedule: Schedule, near_floats: int) -> Staging:
-    """Find out what every worker receives and place it; ``near_floats`` are the near memory of a worker."""
-    columns = max(program.step_tokens)
+def make_staging(program: Program, schedule: Schedule, target: Target) -> Staging:
+    """Find out what every worker receives and place it, in the near memory of a worker as long as there is room."""
+    columns, near_floats = max(program.step_tokens), target.near_floats
     receipts = dict(_receipts(program, schedule))
+    intakes = make_intakes(program, schedule, target.dots)
     stages = list(numbered_stages(program))
     values = []
     for (number, _, stage), (segment, place) in zip(stages, stage_places(program), strict=True):
         received = [receipts[number, i] for i in range(program.segments[segment].count)]
-        values.append(_values(stage, received, schedule, columns) | _near_consts(stage, schedule.work[segment][place]))
-    places = [_Places(near_floats) for _ in stages]
-    near = far = 0
-    for place, sizes in zip(places, values, strict=True):
-        place.near, place.far = near, far
-        for key, value in sizes.items():
-            if value.late:
-                place.put(key, value)
-        near, far = place.near, place.far
-    for place, sizes in zip(places, values, strict=True):
-        place.near, place.far = near, far
-        for key, value in sorted(sizes.items(), key=lambda item: (not item[1].vector, item[1].floats)):
-            if not value.late:
-                place.put(key, value)
+        intake = intakes[number]
+        consts = _near_consts(stage, schedule.work[segment][place], intake)
+        values.append(_values(stage, received, schedule, columns, intake) | consts | _split_queries(stage, target.dots, program.dtype))
+    spaces, near, far = place_values(program, values, near_floats)
     return Staging(
         receipts,
-        tuple({name: space for (kind, name), space in place.spaces.items() if kind == "operand"} for place in places),
-        tuple({name: space for (kind, name), space in place.spaces.items() if kind == "scratch"} for place in places),
-        tuple(_packed(stage, place.spaces) for (_, _, stage), place in zip(stages, places, strict=True)),
-        tuple({name: space for (kind, name), space in place.spaces.items() if kind == "const" and space.near} for place in places),
-        max(place.near for place in places),
-        max(place.far for place in places),
+        tuple({name: space for (kind, name), space in placed.items() if kind == "operand"} for placed in spaces),
+        tuple({name: space for (kind, name), space in placed.items() if kind == "scratch"} for placed in spaces),
+        intakes,
+        tuple(_packed(stage, placed) for (_, _, stage), placed in zip(stages, spaces, strict=True)),
+        tuple({name: space for (kind, name), space in placed.items() if kind == "const"} for placed in spaces),
+        near,
+        far,
     )
 
 
@@ -146,58 +133,60 @@ def _merged(spans: tuple[tuple[int, int], ...]) -> list[tuple[int, int]]:
 # ── where it is put ──
 
 
-@dataclass(frozen=True)
-class _Value:
-    """[lanes][pitch] floats a column, ``floats`` in all. ``late``: read when other threads of the worker may be receiving for
-    the next stage already, so that its place is nobody else's. ``vector``: what the dots read, near whatever it takes."""
-
-    lanes: int
-    pitch: int
-    floats: int
-    late: bool
-    vector: bool
-
-
-def _values(stage: Stage, received: list[list[list[Receipt]]], schedule: Schedule, columns: int) -> dict[tuple[str, str], _Value]:
-    late = _late(stage)
-    found: dict[tuple[str, str], _Value] = {}
+def _values(
+    stage: Stage, received: list[list[list[Receipt]]], schedule: Schedule, columns: int, intake: Intake | None
+) -> dict[Key, Value]:
+    late = late_values(stage)
+    found: dict[Key, Value] = {}
+    polled = {intake.operand.name, stage.vector} if intake and intake.operand else set()
+    copied = intake is not None and (bool(polled) or stage.vector in late or intake.copied)
 
     def add(kind: str, name: str, lanes: int, width: int, is_late: bool, vector: bool) -> None:
         width = round_up(width, _ALIGN) if vector else width
-        found[kind, name] = _Value(lanes, width, round_up(columns * lanes * width, _ALIGN), is_late, vector)
+        found[kind, name] = Value(lanes, width, round_up(columns * lanes * width, _ALIGN), is_late, vector)
 
-    copied = stage.vector in late
     for number, operand in enumerate(stage.operands):
+        if operand.name in polled:
+            continue
         extent = _extent([receipt for instance in received for receipt in instance[number]])
         if operand.access == "best":
             extent = (schedule.workers, BEST_WORDS)
-        add("operand", operand.name, *extent, operand.name in late, operand.name == stage.vector and not copied)
+        in_place = operand.name == stage.vector and not copied
+        lanes, width = extent
+        add("operand", operand.name, lanes, max(width, intake.floats) if in_place else width, operand.name in late, in_place)
     for op in stage.prologue:
-        width = pitch(op.width, schedule.tile_rows)
-        add("scratch", op.name, stored_lanes(op), width, op.name in late, op.name == stage.vector and not copied)
-    if copied:
-        add("packed", stage.vector, 1, stage.vector_width, False, True)
+        if op.name not in polled:
+            in_place = op.name == stage.vector and not copied
+            width = max(pitch(op.width, schedule.tile_rows), intake.floats if in_place else 0)
+            add("scratch", op.name, stored_lanes(op), width, op.name in late, in_place)
+    if copied and not intake.held:
+        add("packed", stage.vector, 1, intake.floats, False, True)
     return found
 
 
-def _near_consts(stage: Stage, work) -> dict[tuple[str, str], _Value]:
-    """Constants of the prologue, where every worker has one lane and reads no other lane's."""
-    read = {name for op in stage.prologue for name in op.inputs}
+def _split_queries(stage: Stage, rules: DotRules, dtype: str) -> dict[Key, Value]:
+    """Where attention rearranges its queries, if it does."""
+    core = stage.attention
+    floats = rules.query_floats(core.head_dim, core.heads // core.kv_heads, dtype) if core else 0
+    return {("packed", core.q): Value(1, floats, round_up(floats, _ALIGN), False, True)} if floats else {}
+
+
+def _near_consts(stage: Stage, work, intake: Intake | None) -> dict[Key, Value]:
+    """The step's rows of position tables, for the epilogue; and constants of the prologue, where every worker has one lane and
+    reads no other lane's."""
+    read = {name for op in stage.prologue if intake is None or op is not intake.norm for name in op.inputs}
     every_lane = {name for op in stage.prologue if op.scope == "all" for name in op.inputs}
+    rows = {const.name: const.shape[-1] for const in stage.consts if const.kind == "table"}
+    near = {("const", name): Value(1, width, round_up(width, _ALIGN), True, False, optional=True) for name, width in rows.items()}
     if any(len({run.lane for run in one.runs}) > 1 for instance in work for one in instance):
-        return {}
+        return near
     widths = {const.name: prod(const.shape) for const in stage.consts if const.name in read and const.kind == "weight" and (const.lanes == 1 or const.name not in every_lane)}
-    return {("const", name): _Value(1, width, round_up(width, _ALIGN), False, False) for name, width in widths.items()}
+    return near | {("const", name): Value(1, width, round_up(width, _ALIGN), False, False, optional=True) for name, width in widths.items()}
 
 
-def _late(stage: Stage) -> set[str]:
-    """Values that are read after the worker's threads last met: by epilogues, by shares, and all that a combine reads."""
-    names = {name for part in stage.parts for op in part.epilogue for name in op.inputs}
-    names |= {output.value for output in stage.prologue_outputs}
-    return names | {operand.name for operand in stage.operands} if stage.kind == "combine" else names
-
-
-def _packed(stage: Stage, spaces: dict[tuple[str, str], Space]) -> Space | None:
+def _packed(stage: Stage, spaces: dict[Key, Space]) -> Space | None:
+    if stage.attention:
+        return spaces.get(("packed", stage.attention.q))
     kinds = ("packed", "scratch", "operand")
     return next((spaces[kind, stage.vector] for kind in kinds if (kind, stage.vector) in spaces), None)
 
@@ -208,17 +197,3 @@ def _extent(receipts: list[Receipt]) -> tuple[int, int]:
     lanes = max((max(lane for lane, _, _ in r.intervals) - r.lane + 1 for r in filled), default=1)
     rows = max((max(last for _, _, last in r.intervals) - r.row for r in filled), default=1)
     return lanes, round_up(rows, VECTOR)
-
-
-class _Places:
-    """The places of one stage's values, given one after the other; ``near`` and ``far`` are taken up to there."""
-
-    def __init__(self, near_floats: int) -> None:
-        self.near_floats, self.near, self.far = near_floats, 0, 0
-        self.spaces: dict[tuple[str, str], Space] = {}
-
-    def put(self, key: tuple[str, str], value: _Value) -> None:
-        fits = self.near + value.floats <= self.near_floats or value.vector
-        self.spaces[key] = Space(fits, self.near if fits else self.far, value.lanes, value.pitch)
-        self.near += value.floats * fits
-        self.far += value.floats * (not fits)

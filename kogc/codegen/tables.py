@@ -9,8 +9,8 @@ instance is ``first_instance(stage) + iteration``. The blob holds
   KV's begin); two words for an embedding table (bytes from the tables' begin); one word for an attention's window; for
   ``sample`` the intervals of workers that make logits;
 * from ``work``, one word per instance and worker: where that worker's share begins: per Operand the intervals of workers
-  to await (where words carry their own flags: the lane and row its space begins with, and the intervals it needs as
-  lane, first, last); the number of visits (not for ``sample``); the shares of values every worker computes (output, lane, first,
+  to await (where words carry their own flags, and but for a vector that every warp takes in by itself: the lane and row its
+  space begins with, and the intervals it needs as lane, first, last); the number of visits (not for ``sample``); the shares of values every worker computes (output, lane, first,
   last), if the stage has such; the visits. A visit is: lane; the shares of that lane's values (output, first, last), if the stage has such; runs (part,
   first unit, units).
 
@@ -93,9 +93,12 @@ def _records(program: Program, schedule: Schedule, layout: Layout, index: PackIn
             if staging is None:
                 works = [_awaited(work) + _work(stage, work) for work in dealt]
             else:
-                receipts = staging.receipts[global_number, iteration]
-                lanes = [[_first_lane(work)] if staging.consts[global_number] and stage.lanes > 1 else [] for work in dealt]
-                works = [lanes[w] + _received(receipts, w) + _work(stage, work) for w, work in enumerate(dealt)]
+                intake = staging.intakes[global_number]
+                polled = intake.operand if intake else None
+                received = [r for r, operand in zip(staging.receipts[global_number, iteration], stage.operands, strict=True) if operand is not polled]
+                named = any(const.lanes > 1 and const.name in staging.consts[global_number] for const in stage.consts)
+                lanes = [[_first_lane(work)] if named else [] for work in dealt]
+                works = [lanes[w] + _received(received, w) + _work(stage, work) for w, work in enumerate(dealt)]
             yield _shared_facts(program, stage, iteration, layout, index, makers), works
 
 

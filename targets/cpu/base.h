@@ -12,8 +12,10 @@
 #define NOINLINE __attribute__((noinline))
 #ifdef __clang__
 #define UNROLL _Pragma("unroll")
+#define ROLLED  // the compiler knows better here; on GPUs code must be small
 #else
 #define UNROLL _Pragma("GCC unroll 32")
+#define ROLLED  // the compiler knows better here; on GPUs code must be small
 #endif
 #ifdef KOGC_PROBE
 #define PROBE(statement) statement

@@ -48,3 +48,23 @@ DEVICE inline void combine_rows(const Worker&, const float* const (&records)[T],
     finish(unit, tiles);
   }
 }
+
+// The splits of every head brought together: Σ acc · exp(m − max m) / Σ l · exp(m − max m). An empty split (m = −∞) is left out.
+template <int HEADS, int HEAD_DIM, int SPLITS>
+DEVICE inline void attention_combine(const Worker& w, float* y, const float* partials) {
+  constexpr int PART = HEAD_DIM + 2;  // accumulated values, m, l
+  for (int head = 0; head < HEADS; ++head, partials += SPLITS * PART, y += HEAD_DIM) {
+    float top = NOTHING, total = 0, share[SPLITS];
+    UNROLL for (int s = 0; s < SPLITS; ++s) top = partials[s * PART + HEAD_DIM] > top ? partials[s * PART + HEAD_DIM] : top;
+    UNROLL for (int s = 0; s < SPLITS; ++s) {
+      const float m = partials[s * PART + HEAD_DIM];
+      share[s] = m == NOTHING ? 0 : exp(m - top);
+      total += share[s] * partials[s * PART + HEAD_DIM + 1];
+    }
+    for (int i = walk_begin(w); i < HEAD_DIM; i += walk_step(w)) {
+      vec value = {};
+      UNROLL for (int s = 0; s < SPLITS; ++s) value = fma(load_at<HEAD_DIM>(partials + s * PART, i), broadcast(share[s] / total), value);
+      store_at<HEAD_DIM>(y, i, value);
+    }
+  }
+}

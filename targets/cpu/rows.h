@@ -26,7 +26,7 @@ DEVICE inline void store_rows(float* vector, int unit, int tile, vec v) {
 // Append rows to one position of a cache [kv heads][CAPACITY][PITCH]; ``cache`` is that position of the lane's first head.
 // Readers find them there, so nothing else goes to the exchange than that they are there.
 template <class Rows, int HEAD_DIM, int PITCH>
-DEVICE NOINLINE void append_rows(storage* cache, Row, int unit, int tile, vec v) {
+DEVICE NOINLINE void append_rows(const Worker&, storage* cache, Row, int unit, int tile, vec v) {
   const int n = Rows::count(unit);
   auto place = [&](int i) {
     const int row = Rows::row(unit, tile, i);
@@ -53,6 +53,13 @@ DEVICE inline void for_rows(const Worker&, const storage* const (&rows)[T], int 
     for (int t = 0; t < T; ++t) tiles[0][t] = load_at<WIDTH>(rows[t], unit * TILE_ROWS);
     finish(unit, tiles);
   }
+}
+
+// The tiles of units first … first + count, of which ``finish(unit, nothing)`` finds the rows by itself.
+template <int T, class Finish>
+DEVICE inline void each_row(const Worker&, int first, int count, Finish finish) {
+  const vec nothing[1][T] = {};
+  for (int unit = first; unit < first + count; ++unit) finish(unit, nothing);
 }
 
 // Rows first … last of a vector, by the worker alone.

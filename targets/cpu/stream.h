@@ -53,12 +53,13 @@ DEVICE inline Activation prepare(const Worker&, const float* x, int pitch) { ret
 
 // The dots of units first … first + count with T columns, each handed to ``finish(unit, dot)``.
 template <int ARITY, int T, class Finish>
-DEVICE inline void for_units(Worker& w, Activation a, int first, int count, Finish finish) {
+DEVICE inline bool for_units(Worker& w, Activation a, int first, int count, Finish finish) {
   for (int unit = first; unit < first + count; ++unit) {
     vec dot[ARITY][T];
     dot_unit<ARITY, T>(take(w, (int64_t)a.k * ARITY * TILE_ROWS), a.x, a.pitch, a.k, dot);
     finish(unit, dot);
   }
+  return true;
 }
 
 // Pass over units whose dots nobody needs.

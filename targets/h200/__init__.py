@@ -7,13 +7,19 @@ from typing import Any
 
 import numpy as np
 
-from kogc.targets import MachineLayer, Target, read_sections
+from kogc.targets import DotRules, MachineLayer, Target, read_sections
 
-#: Weights of one row that a matrix instruction takes at once: two slices of sixteen.
-STEP_K = 32
+#: Warps of a block that compute.
+CONSUMER_WARPS = 8
 
-#: Tiles of neighbouring steps that one warp takes at once.
-ROW_PIECES = 4
+#: Weights that a row of a unit has of each row of a tile: a warp takes them at once.
+ROW_K = 128
+
+#: Rows of a vector, four values a lane, that fit into a warp's registers beside everything else.
+HELD_ROWS = 12
+
+#: What it costs that another warp polls a row, too, in units of what the dots of a row cost.
+POLL_COST = 0.2
 
 
 def make_target(facts: Mapping[str, Any]) -> Target:
@@ -21,22 +27,63 @@ def make_target(facts: Mapping[str, Any]) -> Target:
     code = facts["device_code"]
     machine = MachineLayer(*(read_sections("h200", tuple(code[part])) for part in ("before", "layer", "entry")))
     constants = tuple((name, c["value"], c["meaning"]) for name, c in facts["constants"].items())
+    constants += (("CONSUMER_WARPS", CONSUMER_WARPS, "which compute"), ("ROW_K", ROW_K, "values of the vector that a row of a unit takes"))
     constants += (("SHARED_BYTES", facts["shared_bytes"], "dynamic shared memory of a block"),)
-    near_floats = facts["near_bytes"] // 4
-    return Target("h200", facts["title"], facts["tile_rows"], machine, constants, stream_order, facts, near_floats)
+    return Target(
+        "h200", facts["title"], facts["tile_rows"], machine, constants, stream_order, facts,
+        facts["near_bytes"] // 4, DotRules(facts["constants"]["BATCH_UNITS"]["value"], sharing, packed_floats, holds, query_floats),
+    )  # fmt: skip
+
+
+def sharing(k: int, units: int) -> int:
+    """How many of a worker's warps share a unit with dots of length ``k`` when it has ``units`` of them: the others work on other
+    units meanwhile, but every such team takes in the vector for itself."""
+    rows = -(-k // ROW_K)
+
+    def cost(warps: int) -> float:
+        teams, own_rows = CONSUMER_WARPS // warps, -(-rows // warps)
+        return -(-units // teams) * own_rows + own_rows + POLL_COST * teams * rows
+
+    return min((CONSUMER_WARPS >> i for i in range(CONSUMER_WARPS.bit_length())), key=cost)
+
+
+def packed_floats(k: int, warps: int) -> tuple[int, bool]:
+    """Floats that a packed vector of ``k`` takes in shared memory when ``warps`` share a unit, and whether they hold it several
+    times, once for every team."""
+    teams = CONSUMER_WARPS // warps
+    return teams * -(-k // ROW_K) * ROW_K, teams > 1
+
+
+def holds(k: int, warps: int, dtype: str) -> bool:
+    """Whether a warp can hold its part of a vector of ``k`` in registers, ready for dots with rows of one tile."""
+    return dtype != "fp32" and -(-k // (ROW_K * warps)) <= HELD_ROWS
+
+
+def query_floats(head_dim: int, group: int, dtype: str) -> int:
+    """Floats that a head's queries take, split for the matrix instruction; 0 for heads that do not go through it
+    (``BY_MATRIX`` in attention.cuh)."""
+    return 8 * head_dim if dtype != "fp32" and head_dim % 16 == 0 and head_dim <= 256 and group <= 8 else 0
 
 
 def stream_order(units: np.ndarray) -> np.ndarray:
-    """[units, arity, 8, k] → [units, steps, arity, 32 lanes, 8]: what each lane of a warp loads for one matrix instruction.
+    """[units, arity, 4, k] → [units, pieces, 2, 32 lanes, 8]: what each lane of a warp loads for one matrix instruction, two of
+    which are a piece: with one tile a row of ``ROW_K`` weights, with two half of one.
 
-    The instruction (mma.m16n8k16) takes 16 rows; rows 0 to 7 are the tile's with the first 16 weights of a step, rows 8 to
-    15 the same with the next 16. Lane 4 · row + q holds of both halves weights 2q, 2q + 1 and 8 + 2q, 9 + 2q. A warp takes
-    ``ROW_PIECES`` tiles of steps in a row; the unit's last row is filled up with zeros.
+    The instruction (mma.m16n8k16) takes 16 rows: both tiles' four with 16 weights and again with the next 16, or one tile's
+    four with four times 16. Lane 4 · row + q holds of rows ``row`` and 8 + ``row`` weights 4q to 4q + 3, the first pairs before
+    the second: which weight meets which of the instruction's columns is ours to choose, as long as the vector follows. Of
+    every eight rows, one for each warp, the first pieces come before the second ones, so that all warps go through the stream
+    side by side. A unit's last row is filled up with zeros.
     """
-    count, arity, rows, k = units.shape
-    steps = -(-k // STEP_K)
-    steps += -steps % (ROW_PIECES // arity)
-    padded = np.zeros((count, arity, rows, steps * STEP_K), units.dtype)
+    count, arity, tile_rows, k = units.shape
+    rows = -(-k // ROW_K)
+    padded = np.zeros((count, arity, tile_rows, rows * ROW_K), units.dtype)
     padded[..., :k] = units
-    parts = padded.reshape(count, arity, rows, steps, 2, 2, 4, 2)  # …, half, eight, q, pair
-    return parts.transpose(0, 3, 1, 2, 6, 5, 4, 7)
+    # row of the unit, piece of it, fragment, 8 rows of the instruction or 8 more, which tile or part of one, q, pair, one of it
+    parts = padded.reshape(count, arity, tile_rows, rows, arity, 2, 2, 2 // arity, 4, 2, 2)
+    pieces = parts.transpose(0, 3, 4, 5, 7, 1, 2, 8, 9, 6, 10)
+    whole = rows // CONSUMER_WARPS * CONSUMER_WARPS
+    groups = pieces[:, :whole].reshape(count, whole // CONSUMER_WARPS, CONSUMER_WARPS, *pieces.shape[2:]).swapaxes(2, 3)
+    rest = pieces[:, whole:].swapaxes(1, 2)
+    halves = [part.reshape(count, -1, 2, 32, 8) for part in (groups, rest) if part.size]
+    return halves[0] if len(halves) == 1 else np.concatenate(halves, axis=1)

@@ -1,162 +1,206 @@
-// Attention of one key/value head over a span of cache positions for GROUP query heads, by all warps of the worker. Keys and
-// values come through the ring, a few dozen positions a chunk. A key is read by a few neighbouring lanes; each such set of
-// lanes takes keys of its own, with a running maximum of its own, and the sets are brought together at the end.
+// Attention of one key/value head over a span of cache positions for GROUP query heads, by matrix instructions: sixteen positions
+// at a time, warp by warp. Keys and values come through the ring, a few dozen positions a chunk. The scores' A holds the queries:
+// high parts in its rows 0 to 7, low parts in rows 8 to 15; its B eight positions' keys. The weights then stand in the right lanes
+// to be the A of the second product, high and low parts again, with the values as its B. The key and value of the step's own
+// position, which is not in the cache yet, are taken in by the last warp value by value. Each warp has a running maximum of its
+// own, and what they have gathered is brought together at the end.
 
-// How a head is cut over lanes: LANES lanes a key, OWN values a lane, read PART at a time.
-template <int HEAD_DIM>
-struct HeadCut {
-  DEVICE_MEMBER static constexpr int lanes(int n) { return n < 32 && HEAD_DIM % (2 * n) == 0 && HEAD_DIM / (2 * n) >= 8 ? lanes(2 * n) : n; }
-  DEVICE_MEMBER static constexpr int part(int n) { return n > 1 && (OWN % n || n * (int)sizeof(storage) > 16) ? part(n / 2) : n; }
-  static constexpr int LANES = lanes(1), OWN = HEAD_DIM / LANES, PART = part(8), SETS = CONSUMERS / LANES;
-  // Which of the head's values is this lane's i-th.
-  DEVICE_MEMBER static int index(int i) { return (i / PART * LANES + threadIdx.x % LANES) * PART + i % PART; }
+// Whether heads go through matrix instructions; the others are taken value by value.
+template <int GROUP, int HEAD_DIM>
+constexpr bool BY_MATRIX = sizeof(storage) == 2 && HEAD_DIM % 16 == 0 && HEAD_DIM <= 256 && GROUP <= 8;
+
+DEVICE void load_matrices(uint32_t (&to)[4], uint32_t row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];" : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(row));
+}
+DEVICE void load_matrices_turned(uint32_t (&to)[4], uint32_t row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];" : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(row));
+}
+
+// Heads are cut: CUTS neighbouring warps take the same positions, and each of them WIDTH of the values; so that a warp has registers
+// enough, and the parts of all teams of warps fit into the memory in which they meet, if that can be.
+template <int GROUP, int HEAD_DIM>
+struct HeadCuts {
+  static constexpr int ROOM = sizeof(Shared::dots) / 2 / sizeof(float);
+  DEVICE_MEMBER static constexpr bool fits(int n) { return HEAD_DIM / n <= 64 && (CONSUMER_WARPS / n + 1) * GROUP * (HEAD_DIM + 2) <= ROOM; }
+  DEVICE_MEMBER static constexpr int cuts(int n) { return !fits(n) && n < CONSUMER_WARPS && HEAD_DIM % (32 * n) == 0 ? cuts(2 * n) : n; }
+  static constexpr int CUTS = cuts(1), WIDTH = HEAD_DIM / CUTS, TEAMS = CONSUMER_WARPS / CUTS;
 };
 
-// Values of a key or value row that this lane holds, widened.
-template <class Cut>
-DEVICE void read_cached(float (&own)[Cut::OWN], const storage* row) {
-  UNROLL for (int i = 0; i < Cut::OWN; i += Cut::PART) {
-    struct alignas(Cut::PART * sizeof(storage)) Part { storage values[Cut::PART]; };
-    const Part part = *(const Part*)(row + Cut::index(i));
-    UNROLL for (int j = 0; j < Cut::PART; ++j) own[i + j] = widen(part.values[j]);
-  }
-}
-template <class Cut>
-DEVICE void read_row(float (&own)[Cut::OWN], const float* row) {
-  UNROLL for (int i = 0; i < Cut::OWN; ++i) own[i] = row[Cut::index(i)];
-}
-
-// What a set of lanes has gathered for one query: Σ weight · value, the largest score, the sum of weights.
-template <int OWN>
+// What a warp has gathered: for query lane / 4 the largest score, the lane's part of the sum of weights, and Σ weight · value
+// (high weights, then low) of its values 8 · block + 2 · (lane mod 4) and the next.
+template <int GROUP, int HEAD_DIM>
 struct Gathered {
-  float acc[OWN], top, total;
-  DEVICE_MEMBER void scale(float new_top) {
-    const float keep = top == NOTHING ? 0.0f : __expf(top - new_top);
-    UNROLL for (int i = 0; i < OWN; ++i) acc[i] *= keep;
-    total *= keep;
-    top = new_top;
-  }
+  float top = NOTHING, total = 0, acc[HeadCuts<GROUP, HEAD_DIM>::WIDTH / 8][4] = {};
 };
 
-template <class Cut>
-DEVICE float sum_over_head(float x) {
-  UNROLL for (int lanes = Cut::LANES / 2; lanes; lanes /= 2) x += __shfl_xor_sync(~0u, x, lanes);
-  return x;
-}
-
-// Take in AT_ONCE keys and their values, of which ``seen`` says which count.
-template <class Cut, int GROUP, int AT_ONCE>
-DEVICE void take_keys(Gathered<Cut::OWN> (&found)[GROUP], const float* q, const float (&key)[AT_ONCE][Cut::OWN],
-                      const float (&value)[AT_ONCE][Cut::OWN], const bool (&seen)[AT_ONCE], float scale, float softcap) {
-  UNROLL for (int c = 0; c < GROUP; ++c) {
-    float query[Cut::OWN], score[AT_ONCE], top = found[c].top;
-    read_row<Cut>(query, q + c * Cut::LANES * Cut::OWN);
-    UNROLL for (int i = 0; i < AT_ONCE; ++i) {
-      float part = 0;
-      UNROLL for (int d = 0; d < Cut::OWN; ++d) part = fmaf(query[d], key[i][d], part);
-      score[i] = sum_over_head<Cut>(part) * scale;
-      if (softcap > 0) score[i] = softcap * tanhf(score[i] / softcap);
-      if (!seen[i]) score[i] = NOTHING;
-      top = fmaxf(top, score[i]);
+// The queries as A, scaled: [HEAD_DIM / 16][32 lanes] words of shared memory, by all warps together.
+template <class Stored, int GROUP, int HEAD_DIM>
+DEVICE void split_queries(uint4* split, const float* q, float scale) {
+  const int query = threadIdx.x % 32 / 4, at = threadIdx.x % 4 * 2;
+  ROLLED for (int k = threadIdx.x / 32; k < HEAD_DIM / 16; k += CONSUMER_WARPS) {
+    float2 first = {}, second = {};
+    if (query < GROUP) {
+      first = *(const float2*)(q + query * HEAD_DIM + 16 * k + at);
+      second = *(const float2*)(q + query * HEAD_DIM + 16 * k + 8 + at);
     }
-    if (top == NOTHING) continue;
-    if (top > found[c].top) found[c].scale(top);
-    UNROLL for (int i = 0; i < AT_ONCE; ++i) {
-      const float weight = __expf(score[i] - top);
-      found[c].total += weight;
-      UNROLL for (int d = 0; d < Cut::OWN; ++d) found[c].acc[d] = fmaf(weight, value[i][d], found[c].acc[d]);
-    }
+    first = {first.x * scale, first.y * scale}, second = {second.x * scale, second.y * scale};
+    const uint32_t x = Pair<Stored>::pack(first), z = Pair<Stored>::pack(second);
+    const float2 a = Pair<Stored>::unpack(x), b = Pair<Stored>::unpack(z);
+    split[k * 32 + threadIdx.x % 32] = {x, Pair<Stored>::pack({first.x - a.x, first.y - a.y}), z, Pair<Stored>::pack({second.x - b.x, second.y - b.y})};
   }
 }
 
-// All sets' results for each query into one: first within the warps, then across them through shared memory.
-template <int HEAD_DIM, int GROUP>
-DEVICE void bring_together(Worker& w, Gathered<HeadCut<HEAD_DIM>::OWN> (&found)[GROUP], Row out, int out_stride) {
-  typedef HeadCut<HEAD_DIM> Cut;
-  constexpr int PART = HEAD_DIM + 2, ROOM = sizeof(Shared::dots) / 4 / (CONSUMER_WARPS * PART), TAKEN = ROOM < GROUP ? ROOM : GROUP;
-  static_assert(TAKEN > 0, "a head is too wide for the memory its warps meet in");
-  UNROLL for (int c = 0; c < GROUP; ++c)
-    UNROLL for (int lanes = Cut::LANES; lanes < 32; lanes *= 2) {
-      const float top = fmaxf(found[c].top, __shfl_xor_sync(~0u, found[c].top, lanes));
-      if (top != NOTHING) found[c].scale(top);  // the same for all lanes that meet here
-      found[c].total += __shfl_xor_sync(~0u, found[c].total, lanes);
-      UNROLL for (int i = 0; i < Cut::OWN; ++i) found[c].acc[i] += __shfl_xor_sync(~0u, found[c].acc[i], lanes);
-    }
-  float* room = &shared_state().dots[0][0][0];  // [TAKEN][CONSUMER_WARPS][PART]
-  UNROLL for (int first = 0; first < GROUP; first += TAKEN) {
-    worker_sync(w);
-    UNROLL for (int c = first; c < GROUP && c < first + TAKEN; ++c) {
-      float* part = room + ((c - first) * CONSUMER_WARPS + w.thread / 32) * PART;
-      if (w.thread % 32 < Cut::LANES) {
-        UNROLL for (int i = 0; i < Cut::OWN; ++i) part[Cut::index(i)] = found[c].acc[i];
-      }
-      if (w.thread % 32 == 0) part[HEAD_DIM] = found[c].top, part[HEAD_DIM + 1] = found[c].total;
-    }
-    worker_sync(w);
-    const int queries = GROUP - first < TAKEN ? GROUP - first : TAKEN;
-    for (int i = w.thread; i < queries * HEAD_DIM; i += CONSUMERS) {
-      const int c = i / HEAD_DIM, d = i % HEAD_DIM;
-      const float* parts = room + c * CONSUMER_WARPS * PART;
-      float top = NOTHING, total = 0, value = 0;
-      UNROLL for (int warp = 0; warp < CONSUMER_WARPS; ++warp) top = fmaxf(top, parts[warp * PART + HEAD_DIM]);
-      UNROLL for (int warp = 0; warp < CONSUMER_WARPS; ++warp) {
-        const float most = parts[warp * PART + HEAD_DIM], weight = most == NOTHING ? 0.0f : __expf(most - top);
-        total = fmaf(weight, parts[warp * PART + HEAD_DIM + 1], total);
-        value = fmaf(weight, parts[warp * PART + d], value);
-      }
-      const Row to = out + (first + c) * out_stride;
-      to.put(d, value);
-      if (d == 0) to.put(HEAD_DIM, top), to.put(HEAD_DIM + 1, total);
+// Sixteen positions, of which those before ``seen`` count, the first of them at context position ``position``.
+template <class Stored, int GROUP, int HEAD_DIM>
+DEVICE void take_positions(Gathered<GROUP, HEAD_DIM>& found, const uint4* queries, uint32_t keys, uint32_t values, int position, int seen, float softcap) {
+  typedef CacheRow<HEAD_DIM> Cached;
+  const int lane = threadIdx.x % 32;
+  float score[2][4] = {};
+  {
+    const int row = lane / 16 * 8 + lane % 8, granule = lane / 8 % 2;
+    UNROLL for (int k = 0; k < HEAD_DIM / 16; ++k) {
+      uint32_t key[4];
+      load_matrices(key, keys + row * Cached::BYTES + Cached::granule(2 * k + granule, position + row) * 16);
+      const uint4 query = queries[k * 32 + lane];
+      Pair<Stored>::multiply(score[0], query, {key[0], key[1]});
+      Pair<Stored>::multiply(score[1], query, {key[2], key[3]});
     }
   }
-  worker_sync(w);  // the next dots go where the parts were
+  float s[4] = {score[0][0] + score[0][2], score[0][1] + score[0][3], score[1][0] + score[1][2], score[1][1] + score[1][3]};
+  float top = found.top;
+  UNROLL for (int i = 0; i < 4; ++i) {
+    if (softcap > 0) s[i] = softcap * tanhf(s[i] / softcap);
+    if (lane % 4 * 2 + i / 2 * 8 + i % 2 >= seen) s[i] = NOTHING;
+    top = fmaxf(top, s[i]);
+  }
+  top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
+  top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
+  const float keep = found.top == NOTHING ? 0.0f : __expf(found.top - top);
+  found.top = top;
+  found.total *= keep;
+  UNROLL for (int i = 0; i < 4; ++i) s[i] = __expf(s[i] - top), found.total += s[i];
+  typedef HeadCuts<GROUP, HEAD_DIM> Cuts;
+  constexpr int BLOCKS = Cuts::WIDTH / 8;
+  UNROLL for (int block = 0; block < BLOCKS; ++block)
+    UNROLL for (int i = 0; i < 4; ++i) found.acc[block][i] *= keep;
+  uint4 weights;
+  weights.x = Pair<Stored>::pack({s[0], s[1]}), weights.z = Pair<Stored>::pack({s[2], s[3]});
+  const float2 x = Pair<Stored>::unpack(weights.x), z = Pair<Stored>::unpack(weights.z);
+  weights.y = Pair<Stored>::pack({s[0] - x.x, s[1] - x.y}), weights.w = Pair<Stored>::pack({s[2] - z.x, s[3] - z.y});
+  const int row = lane % 16, granule = lane / 16 + threadIdx.x / 32 % Cuts::CUTS * BLOCKS;
+  UNROLL for (int block = 0; block < BLOCKS; block += 2) {
+    uint32_t value[4];
+    load_matrices_turned(value, values + row * Cached::BYTES + Cached::granule(block + granule, position + row) * 16);
+    Pair<Stored>::multiply(found.acc[block], weights, {value[0], value[1]});
+    Pair<Stored>::multiply(found.acc[block + 1], weights, {value[2], value[3]});
+  }
 }
 
-// q[0]: the GROUP query heads [GROUP][HEAD_DIM]. out[0]: their partial results, HEAD_DIM accumulated values, the maximum score
-// and the sum of weights, ``out_stride`` words from head to head; 0, −∞, 0 of an empty span. The key and value of the
-// step's own position come from ``new_keys`` and ``new_values``, all others through the ring.
-template <int GROUP, int HEAD_DIM, int T>
-DEVICE void attend(Worker& w, const float* const (&q)[T], const storage*, const storage*, const float* const (&new_keys)[T],
-                   const float* const (&new_values)[T], AttentionSpan span, float scale, float softcap, const Row (&out)[T], int out_stride) {
-  static_assert(T == 1, "this machine layer takes one token a step");
-  typedef HeadCut<HEAD_DIM> Cut;
-  constexpr int ROW_BYTES = (HEAD_DIM * sizeof(storage) + 15) / 16 * 16, ROW = ROW_BYTES / sizeof(storage);
-  constexpr int POSITIONS = chunk_positions(ROW_BYTES), AT_ONCE = 2;
-  static_assert(POSITIONS > 0, "a cache row is larger than half a chunk");
-  Gathered<Cut::OWN> found[GROUP];
-  UNROLL for (int c = 0; c < GROUP; ++c) found[c] = {{}, NOTHING, 0};
-  const int set = w.thread / Cut::LANES, now = w.position[0], count = cached_positions(span, now);
+// ── what the warps have gathered ──
 
-  // Behind the cached positions comes the step's own, if it is in the span.
-  const int all = count + (span.first <= now && now < span.last ? 1 : 0);
+// A part is HEAD_DIM accumulated values, the largest score, the sum of weights. There is one for the positions of each warp, and
+// one for the step's own; of so many queries at a time as fit into the memory in which warps meet.
+template <int GROUP, int HEAD_DIM>
+struct Parts {
+  typedef HeadCuts<GROUP, HEAD_DIM> Cuts;
+  static constexpr int PARTS = Cuts::TEAMS + 1, WORDS = HEAD_DIM + 2, FIT = Cuts::ROOM / (PARTS * WORDS), QUERIES = FIT < GROUP ? FIT : GROUP;
+  static_assert(FIT > 0, "a head is too wide for the memory its warps meet in");
+  float* room;  // the half of that memory that is free
+  DEVICE_MEMBER float* of(int query, int part) const { return room + (query % QUERIES * PARTS + part) * WORDS; }
+};
+
+template <int GROUP, int HEAD_DIM>
+DEVICE void put_part(const Parts<GROUP, HEAD_DIM>& parts, const Gathered<GROUP, HEAD_DIM>& found, int first) {
+  typedef HeadCuts<GROUP, HEAD_DIM> Cuts;
+  const int lane = threadIdx.x % 32, query = lane / 4, warp = threadIdx.x / 32, cut = warp % Cuts::CUTS;
+  if (query < first || query >= GROUP || query >= first + parts.QUERIES) return;
+  float* part = parts.of(query, warp / Cuts::CUTS);
+  UNROLL for (int block = 0; block < Cuts::WIDTH / 8; ++block)
+    *(float2*)(part + cut * Cuts::WIDTH + 8 * block + lane % 4 * 2) = {found.acc[block][0] + found.acc[block][2], found.acc[block][1] + found.acc[block][3]};
+  if (lane % 4 == 0 && cut == 0) part[HEAD_DIM] = found.top, part[HEAD_DIM + 1] = found.total;
+}
+
+// The step's own position, query by query: an empty part when it is not in the span.
+template <int GROUP, int HEAD_DIM>
+DEVICE void put_own(const Parts<GROUP, HEAD_DIM>& parts, const float* q, const float* key, const float* value, bool seen, float scale, float softcap, int first) {
+  const int lane = threadIdx.x % 32;
+  ROLLED for (int query = first + threadIdx.x / 32; query < GROUP && query < first + parts.QUERIES; query += CONSUMER_WARPS) {
+    float score = 0;
+    ROLLED for (int i = lane; i < HEAD_DIM; i += 32) score = fmaf(q[query * HEAD_DIM + i], key[i], score);
+    score = warp_sum(score) * scale;
+    if (softcap > 0) score = softcap * tanhf(score / softcap);
+    float* part = parts.of(query, parts.PARTS - 1);
+    ROLLED for (int i = lane; i < HEAD_DIM; i += 32) part[i] = seen ? value[i] : 0.0f;
+    if (lane == 0) part[HEAD_DIM] = seen ? score : NOTHING, part[HEAD_DIM + 1] = seen ? 1.0f : 0.0f;
+  }
+}
+
+template <int GROUP, int HEAD_DIM>
+DEVICE void bring_together(const Parts<GROUP, HEAD_DIM>& parts, Row out, int out_stride, int first) {
+  constexpr int PARTS = Parts<GROUP, HEAD_DIM>::PARTS, WORDS = Parts<GROUP, HEAD_DIM>::WORDS;
+  const int queries = GROUP - first < parts.QUERIES ? GROUP - first : parts.QUERIES;
+  ROLLED for (int i = threadIdx.x; i < queries * HEAD_DIM; i += CONSUMERS) {
+    const int query = i / HEAD_DIM, d = i % HEAD_DIM;
+    const float* part = parts.of(query, 0);
+    float tops[PARTS], top = NOTHING, total = 0, value = 0;
+    UNROLL for (int n = 0; n < PARTS; ++n) tops[n] = part[n * WORDS + HEAD_DIM], top = fmaxf(top, tops[n]);
+    UNROLL for (int n = 0; n < PARTS; ++n) {
+      const float weight = tops[n] == NOTHING ? 0.0f : __expf(tops[n] - top);
+      total = fmaf(weight, part[n * WORDS + HEAD_DIM + 1], total);
+      value = fmaf(weight, part[n * WORDS + d], value);
+    }
+    const Row to = out + (first + query) * out_stride;
+    to.put(d, value);
+    if (d == 0) to.put(HEAD_DIM, top), to.put(HEAD_DIM + 1, total);
+  }
+}
+
+// q: the GROUP query heads [GROUP][HEAD_DIM]; ``split``: room for 8 · HEAD_DIM words. out: their partial results, HEAD_DIM accumulated values, the maximum score and the sum
+// of weights, ``out_stride`` words from head to head; 0, −∞, 0 of an empty span.
+template <int GROUP, int HEAD_DIM>
+DEVICE_ONCE void attend_by_matrix(const float* q, float* split, const float* new_key, const float* new_value, AttentionSpan span, int now, float scale, float softcap,
+                                  Row out, int out_stride) {
+  constexpr int ROW_BYTES = CacheRow<HEAD_DIM>::BYTES, POSITIONS = chunk_positions(ROW_BYTES), BLOCK = 16;
+  static_assert(POSITIONS >= BLOCK, "a chunk holds fewer positions than are taken at a time");
+  typedef HeadCuts<GROUP, HEAD_DIM> Cuts;
+  Worker w;
+  const int team = threadIdx.x / 32 / Cuts::CUTS, count = cached_positions(span, now), meetings = w.meetings;
+  uint4* queries = (uint4*)split;
+  split_queries<storage, GROUP, HEAD_DIM>(queries, q, scale);
+  worker_sync();
+  Gathered<GROUP, HEAD_DIM> found;
   Stream s = open_stream();
   next_chunk(s);
-  uint32_t place = s.unit;
-  int end = 0;
-  for (int done = 0; done < all; done += POSITIONS, place = around(place + CHUNK_BYTES)) {
-    if (done < count) land(s, end += CHUNK_BYTES);
-    const storage* keys = (const storage*)(shared_memory + RING_BEGIN + place);
-    const storage* values = keys + POSITIONS * ROW;
-    const int here = all - done < POSITIONS ? all - done : POSITIONS;
-    ROLLED for (int block = 0; block < here; block += AT_ONCE * Cut::SETS) {  // the same number of turns in all lanes
-      float key[AT_ONCE][Cut::OWN], value[AT_ONCE][Cut::OWN];
-      bool seen[AT_ONCE];
-      UNROLL for (int i = 0; i < AT_ONCE; ++i) {
-        const int position = block + i * Cut::SETS + set;
-        seen[i] = position < here;
-        if (seen[i] && done + position < count) {
-          read_cached<Cut>(key[i], keys + position * ROW);
-          read_cached<Cut>(value[i], values + position * ROW);
-        } else {  // what is not seen must be finite: 0 · NaN is none
-          read_row<Cut>(key[i], new_keys[0]);
-          read_row<Cut>(value[i], new_values[0]);
-        }
-      }
-      take_keys<Cut>(found, q[0], key, value, seen, scale, softcap);
-    }
-    release(s, end);
+  int turn = 0;
+  ROLLED for (int done = 0; done < count; done += POSITIONS) {
+    land(s, 0);
+    const uint32_t keys = shared_address(shared_memory + RING_BEGIN) + s.unit, values = keys + POSITIONS * ROW_BYTES;
+    const int here = count - done < POSITIONS ? count - done : POSITIONS;
+    ROLLED for (int block = 0; block < here; block += BLOCK, ++turn)
+      if (turn % Cuts::TEAMS == team)
+        take_positions<storage>(found, queries, keys + block * ROW_BYTES, values + block * ROW_BYTES, span.first + done + block, here - block, softcap);
+    __syncwarp();
+    next_unit(s, CHUNK_BYTES);
+    release(s, 0);
   }
-  next_unit(s, end);
   close_stream(s);
-  bring_together<HEAD_DIM>(w, found, out[0], out_stride);
+  found.total += __shfl_xor_sync(~0u, found.total, 1);
+  found.total += __shfl_xor_sync(~0u, found.total, 2);
+  const Parts<GROUP, HEAD_DIM> parts = {&shared_state().dots[meetings & 1][0][0]};
+  ROLLED for (int first = 0; first < GROUP; first += parts.QUERIES) {
+    if (first > 0) worker_sync();
+    put_part(parts, found, first);
+    put_own(parts, q, new_key, new_value, span.first <= now && now < span.last, scale, softcap, first);
+    worker_sync();
+    bring_together(parts, out, out_stride, first);
+  }
+  w.meetings = meetings + 1;
+}
+
+template <int GROUP, int HEAD_DIM, int T>
+DEVICE void attend(Worker& w, const float* const (&q)[T], const storage*, const storage*, const float* const (&new_keys)[T],
+                   const float* const (&new_values)[T], AttentionSpan span, float scale, float softcap, const Row (&out)[T], int out_stride, float* split) {
+  static_assert(T == 1, "this machine layer takes one token a step");
+  if constexpr (BY_MATRIX<GROUP, HEAD_DIM>) attend_by_matrix<GROUP, HEAD_DIM>(q[0], split, new_keys[0], new_values[0], span, w.position[0], scale, softcap, out[0], out_stride);
+  else attend_by_value<GROUP, HEAD_DIM>(w, q[0], new_keys[0], new_values[0], span, scale, softcap, out[0], out_stride);
 }

@@ -7,7 +7,7 @@
 #define DEVICE [[maybe_unused]] static __device__ __forceinline__
 #define DEVICE_ONCE [[maybe_unused]] static __device__ __noinline__  // one copy: the kernel should stay in the instruction cache
 #define DEVICE_MEMBER __device__ __forceinline__
-#define DEVICE_STAGE DEVICE  // a call would push the worker's registers to memory
+#define DEVICE_STAGE DEVICE_ONCE
 #define UNROLL _Pragma("unroll")
 #define ROLLED _Pragma("unroll 1")
 #ifdef KOGC_PROBE

@@ -50,40 +50,36 @@ DEVICE void check_out(const kogc_launch& launch, int id, int32_t reason) {
   tell_host(&launch.state->finished, aborted ? FINISH_STALLED : (int32_t)load_word(control + REASON));
 }
 
-DEVICE Worker make_worker(const kogc_launch& launch) {
-  Worker w = {};
-  w.launch = &launch;
-  w.plan = (const int32_t*)(shared_memory + SCRIPT_BEGIN);
-  w.id = blockIdx.x;
-  w.thread = threadIdx.x;
-  w.scratch = (float*)(shared_memory + NEAR_BEGIN);
-  return w;
-}
-
 extern "C" __global__ void __launch_bounds__(THREADS, 1) kogc_kernel(const __grid_constant__ kogc_launch launch) {
   Shared& shared = shared_state();
   Cursor streams = {launch.plan + launch.plan[PLAN_STREAMS] + 4 * blockIdx.x};
   const uint8_t* stream = launch.stream + streams.next_wide();
   const int64_t length = streams.next_wide();
   for (int i = threadIdx.x; i < SCRATCH_FLOATS; i += THREADS) ((float*)(shared_memory + NEAR_BEGIN))[i] = 0;
+  // What lies behind the last position of a cache is multiplied by 0: it must not be a NaN.
+  for (uint32_t i = threadIdx.x; i < RING_BYTES / 16; i += THREADS) ((uint4*)(shared_memory + RING_BEGIN))[i] = {};
   const int32_t* script = launch.plan + launch.plan[PLAN_SCRIPTS] + 2 * blockIdx.x;
   for (int i = threadIdx.x; i < script[1]; i += THREADS) ((int32_t*)(shared_memory + SCRIPT_BEGIN))[i] = launch.plan[script[0] + i];
+  for (int i = threadIdx.x; i < CONSUMER_WARPS * KEPT; i += THREADS) (&shared.kept[0][0])[i] = 0;
   if (threadIdx.x == 0) {
+    shared.launch = launch;
     shared.stop = shared.steps = shared.leave = shared.step = shared.entered = 0;
     shared.nothing = 0;
-    for (Stream& s : shared.streams) s = {}, s.released = CHUNK_BYTES;
+    shared.window = WINDOW;
+    for (Stream& s : shared.streams) s = {}, s.landing = s.releasing = s.barriers = full_barrier(0);
     for (int slot = 0; slot < SLOTS; ++slot) {
       barrier_make(full_barrier(slot), 1);
       barrier_make(empty_barrier(slot), CONSUMER_WARPS);
     }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
+  asm volatile("fence.proxy.async;" ::: "memory");  // before the first copies into the ring
   __syncthreads();
 
   int32_t reason = FINISH_CANCELLED;
   if (threadIdx.x < CONSUMERS) {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_REGISTERS));
-    Worker w = make_worker(launch);
+    Worker w;
     if (check_in(w)) reason = run_sequence(w);
     worker_sync(w);
     if (threadIdx.x == 0) *(volatile int32_t*)&shared.stop = 1;

@@ -31,7 +31,7 @@ struct Outgoing {
 
 // One write of a buffer: where its words are and the tag they carry.
 DEVICE Outgoing write_of(const Worker& w, Buffer buffer, int write) {
-  const uint32_t index = (uint32_t)w.step * buffer.writes + write, round = index / buffer.slots, slot = index % buffer.slots;
+  const uint32_t index = (uint32_t)(int)w.step * buffer.writes + write, round = index / buffer.slots, slot = index % buffer.slots;
   uint32_t* words = (uint32_t*)(w.launch->exchange + buffer.data) + (int64_t)slot * MAX_COLUMNS * buffer.lanes * buffer.pitch;
   return {words, (round + 1) & 3, buffer.lanes, buffer.pitch};
 }
@@ -74,10 +74,10 @@ DEVICE void keep(float* own, float4 v, int row, int first, int last) {
 DEVICE void poll(const uint32_t* words, float* own, uint32_t tag, int first, int last, int begin, int stride) {
   constexpr int AT_ONCE = 4;
   const int row = first / 4 * 4 + 4 * begin;
-  for (int base = first / 4 * 4; base < last; base += 4 * AT_ONCE * stride) {
+  ROLLED for (int base = first / 4 * 4; base < last; base += 4 * AT_ONCE * stride) {
     uint32_t open = 0;
     UNROLL for (int i = 0; i < AT_ONCE; ++i) open |= base + row - first / 4 * 4 + 4 * i * stride < last ? 1u << i : 0;
-    while (__any_sync(~0u, open)) {  // lanes that left one by one would stay apart in all that follows
+    ROLLED while (__any_sync(~0u, open)) {  // lanes that left one by one would stay apart in all that follows
       uint4 found[AT_ONCE];
       const int at = base + row - first / 4 * 4;
       UNROLL for (int i = 0; i < AT_ONCE; ++i)
@@ -93,9 +93,9 @@ DEVICE void poll(const uint32_t* words, float* own, uint32_t tag, int first, int
 }
 
 // Receive ``count`` intervals (lane, first row, last) of a write into ``own``. A single one is polled by all warps together, of
-// several each warp takes some.
-DEVICE_ONCE void receive(Outgoing source, float* own, int own_pitch, const int32_t* intervals, int count) {
-  const int thread = threadIdx.x, warp = thread / 32;
+// several each warp takes some, beginning with warp ``turn``.
+DEVICE_ONCE void receive(Outgoing source, float* own, int own_pitch, const int32_t* intervals, int count, int turn) {
+  const int thread = (threadIdx.x + (CONSUMER_WARPS - turn) * 32) % CONSUMERS, warp = thread / 32;
   ROLLED for (int i = count == 1 ? 0 : warp; i < count; i += CONSUMER_WARPS) {
     const int lane = intervals[3 * i], first = intervals[3 * i + 1], last = intervals[3 * i + 2];
     poll(source.at(0, lane).words, own + lane * own_pitch, source.tag, first, last, count == 1 ? thread : thread % 32, count == 1 ? CONSUMERS : 32);
@@ -107,7 +107,10 @@ DEVICE_ONCE void receive(Outgoing source, float* own, int own_pitch, const int32
 DEVICE bool await(Worker& w, Buffer buffer, int write, View space, Cursor& work, Place, View& found) {
   const int lane = work.next(), row = work.next(), count = work.next();
   found = {space.values - lane * space.pitch - row, space.lanes, space.pitch};
-  receive(write_of(w, buffer, write), found.values, space.pitch, work.at, count);
+  const int turn = w.turn;
+  // The next operand is others' to poll at the same time, if there are any.
+  w.turn = (turn + (count == 1 ? (work.at[2] - work.at[1] + 127) / 128 : count)) % CONSUMER_WARPS;
+  receive(write_of(w, buffer, write), found.values, space.pitch, work.at, count, turn);
   work.at += 3 * count;
   return true;
 }
@@ -116,16 +119,22 @@ DEVICE bool await(Worker& w, Buffer buffer, int write, View space, Cursor& work,
 template <int WIDTH>
 DEVICE const float* constants(const Worker& w, const float* stored, int lane, float* space) {
   constexpr int FLOATS = WIDTH % 4 ? 1 : 4;
-  for (int i = w.thread * FLOATS; i < WIDTH; i += CONSUMERS * FLOATS)
+  ROLLED for (int i = w.thread * FLOATS; i < WIDTH; i += CONSUMERS * FLOATS)
     asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(shared_address(space + i)), "l"(stored + lane * WIDTH + i), "n"(4 * FLOATS) : "memory");
   return space - lane * WIDTH;
+}
+
+// Fetch the row of a position table for the step's position into ``space`` while the worker waits; it is there once its threads meet.
+template <int WIDTH>
+DEVICE const float* position_row(const Worker& w, const float* table, float* space) {
+  return constants<WIDTH>(w, table + (int64_t)w.position[0] * WIDTH, 0, space);
 }
 
 // A stage's operands are here, in all threads. False when the worker must leave.
 DEVICE bool received(Worker& w) {
   asm volatile("cp.async.wait_all;" ::: "memory");  // constants
   const bool here = !any_consumer(leave_now());
-  stamp(w, 1);
+  stamp(1);
   return here;
 }
 

@@ -7,51 +7,67 @@ DEVICE uint32_t empty_barrier(uint32_t slot) { return shared_address(&shared_sta
 
 DEVICE uint32_t around(uint32_t place) { return place < RING_BYTES ? place : place - RING_BYTES; }
 
-// This warp's place in the stream, and back to where it is kept. The barriers' address is told to nobody, or it would be made
-// anew, slowly, wherever it is used.
-DEVICE Stream open_stream() {
-  Stream s = shared_state().streams[threadIdx.x / 32];
-  s.barriers = full_barrier(0);
-  asm volatile("" : "+r"(s.barriers));
-  return s;
-}
-DEVICE void close_stream(const Stream& s) {
-  __syncwarp();
-  if (threadIdx.x % 32 == 0) shared_state().streams[threadIdx.x / 32] = s;
-  __syncwarp();
+// This warp's place in the stream. All addresses it needs are in it: made anew at each use they would be slow.
+DEVICE Stream open_stream() { return shared_state().streams[threadIdx.x / 32]; }
+
+DEVICE bool leave_now(const Stream& s) {
+  uint32_t leave;
+  asm volatile("ld.volatile.shared.u32 %0, [%1];" : "=r"(leave) : "r"(s.barriers + (uint32_t)(size_t)&((Shared*)0)->leave));
+  return leave;
 }
 
-// Wait until the stream has landed up to ``end`` bytes from the unit's begin. Caches come only once all workers have completed
-// the step before, so that this wait, too, may be in vain.
-DEVICE void land(Stream& s, int end) {
-  while (s.landed < end) {
-    while (!barrier_passed(s.barriers + 8 * s.landing, s.phase) && !leave_now()) {}
+// Wait until byte ``at`` of the unit under way has landed. Caches come only once all workers have completed the step before, so
+// that this wait, too, may be in vain.
+DEVICE void land(Stream& s, int at) {
+  ROLLED while (s.landed <= at) {
+    ROLLED while (!barrier_passed(s.landing, s.phase) && !leave_now(s)) {}
     s.landed += CHUNK_BYTES;
-    if (++s.landing == SLOTS) s.landing = 0, s.phase ^= 1;
+    s.landing += 8;
+    if (s.landing == s.barriers + 8 * SLOTS) s.landing = s.barriers, s.phase ^= 1;
   }
 }
 
-// This warp needs nothing more before ``end`` bytes from the unit's begin.
-DEVICE void release(Stream& s, int end) {
-  while (s.released <= end) {
-    land(s, s.released);
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) barrier_arrive(s.barriers + sizeof(Shared::full) + 8 * s.releasing);
+// Give back what lies before byte ``at``, all of which has landed: this warp has read what it needs of it.
+DEVICE void release(Stream& s, int at) {
+  if (sizeof(storage) == 4) __syncwarp();  // else all lanes have met in a matrix instruction since they read it
+  ROLLED while (s.released + CHUNK_BYTES <= at) {
+    if (threadIdx.x % 32 == 0) barrier_arrive(s.releasing + sizeof(Shared::full));
     s.released += CHUNK_BYTES;
-    if (++s.releasing == SLOTS) s.releasing = 0;
+    s.releasing += 8;
+    if (s.releasing == s.barriers + 8 * SLOTS) s.releasing = s.barriers;
   }
 }
 
 // The unit of ``bytes`` bytes is done; the next begins behind it.
 DEVICE void next_unit(Stream& s, int bytes) {
-  release(s, bytes);
-  s.unit = bytes < (int)RING_BYTES ? around(s.unit + bytes) : (s.unit + bytes) % RING_BYTES;
+  s.unit += bytes;
+  UNROLL for (uint32_t rounds = 0; rounds <= (uint32_t)bytes / RING_BYTES; ++rounds) s.unit = around(s.unit);
   s.landed -= bytes;
   s.released -= bytes;
 }
 
+// Pass over everything before the unit under way.
+DEVICE void catch_up(Stream& s) {
+  land(s, -1);
+  release(s, 0);
+}
+
+DEVICE void close_stream(Stream& s) {
+  catch_up(s);
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) shared_state().streams[threadIdx.x / 32] = s;
+  __syncwarp();
+}
+
 // Go on at the next chunk: what comes begins with one of its own.
-DEVICE void next_chunk(Stream& s) { next_unit(s, s.released % CHUNK_BYTES); }
+DEVICE void next_chunk(Stream& s) {
+  catch_up(s);
+  const int left = -s.released % CHUNK_BYTES ? CHUNK_BYTES + s.released % CHUNK_BYTES : 0;
+  s.unit = around(s.unit + left);
+  s.landed -= left;
+  s.released -= left;
+  catch_up(s);
+}
 
 // A step begins: the stream does so again, and this worker says that what it appended to the caches in earlier steps is
 // there, for the bulk copies of others, too. All its threads have met since.
@@ -62,7 +78,7 @@ DEVICE void rewind_stream(Worker& w) {
   if (w.thread != 0) return;
   asm volatile("fence.proxy.async;" ::: "memory");
   __threadfence();
-  store_word(&report_of(*w.launch, w.id).steps, (uint32_t)w.step);
+  store_word(&report_of(*w.launch, w.id).steps, (uint32_t)(int)w.step);
 }
 
 // The cached positions of an attention span: the step's own position is not among them.
@@ -71,8 +87,11 @@ DEVICE int cached_positions(AttentionSpan span, int position) {
   return end > span.first ? end - span.first : 0;
 }
 
-// Positions in a chunk of a cache: their keys in the first half, their values in the second.
-DEVICE_MEMBER constexpr int chunk_positions(int row_bytes) { return CHUNK_BYTES / 2 / row_bytes; }
+// Positions in a chunk of a cache: their keys in the first half, their values in the second. They are taken sixteen at a time.
+DEVICE_MEMBER constexpr int chunk_positions(int row_bytes) {
+  const int fit = CHUNK_BYTES / 2 / row_bytes;
+  return fit < 16 ? fit : fit / 16 * 16;
+}
 
 // ── the producer: one lane ──
 
@@ -91,7 +110,7 @@ DEVICE void land_oldest(Producer& p) {
 
 // Wait for room in the window and in the ring. False when the worker stops.
 DEVICE bool make_room(Producer& p) {
-  if (p.under_way == WINDOW) land_oldest(p);
+  while (p.under_way >= *(volatile int32_t*)&shared_state().window) land_oldest(p);
   while (!barrier_passed(empty_barrier(p.slot), p.phase ^ 1))  // a fresh barrier has passed its round before the first
     if (stopped()) return false;
   return !stopped();

@@ -13,40 +13,28 @@ constexpr int CONSUMERS = CONSUMER_WARPS * 32, THREADS = CONSUMERS + 128;
 // Where in the program a worker is: stage number in source order, iteration of its segment. For reports and faults only.
 struct Place { int stage, iteration; };
 
-// How far a warp is in the worker's stream, kept in shared memory between uses. Bytes count from the unit under way; slots are
-// the ring's.
+// How far a warp is in the worker's stream, kept in shared memory between uses. Bytes count from the unit under way.
 struct Stream {
   uint32_t unit;            // where in the ring the unit begins
-  int landed, released;     // ends of the newest chunk seen to have landed and of the oldest not given back
-  uint32_t landing, phase;  // slot of the next chunk to land, and the parity of its round
-  uint32_t releasing;       // slot of the oldest chunk not given back
-  uint32_t barriers;        // address of the ring's full barriers; the empty ones follow
-};
-
-// A thread's view of its worker. What concerns the worker is the same in all consumer threads.
-struct Worker {
-  const kogc_launch* launch;
-  const int32_t* plan;
-  float* scratch;  // near memory of this worker: shared
-  int id, thread;
-  int64_t step;
-  int columns;
-  bool wants_logits;
-  int32_t token[MAX_COLUMNS], position[MAX_COLUMNS];
-  Best best[MAX_COLUMNS];  // of the rows this thread finished
-  int32_t sampled, nan_position;
-  int32_t entered;
-  int meetings;  // sums and batches of dots so far: neighbours use different memory
+  int landed, released;     // ends of what was seen to have landed and of what was given back, in whole chunks
+  uint32_t landing, phase;  // address of the next chunk's full barrier, and the parity of its round
+  uint32_t releasing;       // that of the oldest chunk not given back
+  uint32_t barriers;        // that of the first chunk; the empty barriers follow the full ones
 };
 
 // Shared memory that has a name; behind it lie near memory, the worker's script and the ring.
+constexpr int KEPT = 16;
 struct Shared {
-  uint64_t full[64], empty[64];  // per slot of the ring
-  float sums[2][CONSUMER_WARPS];
+  uint64_t full[64], empty[64];  // per slot of the ring; they stand first
+  kogc_launch launch;
+  int32_t kept[CONSUMER_WARPS][KEPT];  // what a warp knows of its worker
+  Best bests[CONSUMERS];               // of the rows each thread finished
+  float sums[2][CONSUMER_WARPS], squares[2][CONSUMER_WARPS];
   Best best[CONSUMER_WARPS];
   Stream streams[CONSUMER_WARPS];
   int32_t stop, steps;  // the producer shall stop; how many steps all workers have completed
   int32_t leave;        // the worker shall
+  int32_t window;       // chunks that the producer may have under way
   uint64_t nothing;     // zeros
   Place place;          // the stage under way, the step's number and how many stages have been entered
   int32_t step, entered;
@@ -59,10 +47,42 @@ constexpr int SCRIPT_BEGIN = NEAR_BEGIN + SCRATCH_FLOATS * 4;
 constexpr int RING_BEGIN = (SCRIPT_BEGIN + SCRIPT_WORDS * 4 + 127) / 128 * 128;
 constexpr int SLOTS = (SHARED_BYTES - RING_BEGIN) / CHUNK_BYTES < 64 ? (SHARED_BYTES - RING_BEGIN) / CHUNK_BYTES : 64;
 constexpr uint32_t RING_BYTES = SLOTS * CHUNK_BYTES;
-static_assert(SLOTS > WINDOW, "near memory leaves too little for the ring");
+static_assert(SLOTS > BULK_WINDOW, "near memory leaves too little for the ring");
+
+// An int that all threads of a worker know, the same in each: kept once a warp. In registers it would be in everybody's way.
+template <int N>
+struct Kept {
+  DEVICE_MEMBER operator int() const { return shared_state().kept[threadIdx.x / 32][N]; }
+  DEVICE_MEMBER void operator=(int value) {
+    __syncwarp();  // all lanes have read it
+    shared_state().kept[threadIdx.x / 32][N] = value;
+  }
+  DEVICE_MEMBER void operator++() { *this = *this + 1; }
+};
+
+// A thread's view of its worker. All it knows lies in shared memory or follows from the thread's number.
+struct Worker {
+  struct { DEVICE_MEMBER const kogc_launch* operator->() const { return &shared_state().launch; }
+           DEVICE_MEMBER const kogc_launch& operator*() const { return shared_state().launch; } } launch;
+  struct { DEVICE_MEMBER const int32_t* operator+(int words) const { return (const int32_t*)(shared_memory + SCRIPT_BEGIN) + words; }
+           DEVICE_MEMBER int32_t operator[](int word) const { return *(*this + word); } } plan;
+  struct { DEVICE_MEMBER float* operator+(int floats) const { return (float*)(shared_memory + NEAR_BEGIN) + floats; } } scratch;  // near memory
+  struct { DEVICE_MEMBER operator int() const { return blockIdx.x; } } id;
+  struct { DEVICE_MEMBER operator int() const { return threadIdx.x; } } thread;
+  struct { DEVICE_MEMBER Best& operator[](int) const { return shared_state().bests[threadIdx.x]; } } best;
+  Kept<0> step;
+  Kept<1> columns;
+  Kept<2> wants_logits;
+  Kept<3> sampled;
+  Kept<4> nan_position;
+  Kept<5> meetings;  // sums and batches of dots so far: neighbours use different memory
+  Kept<6> turn;      // the warp that polls the stage's next operand
+  struct { DEVICE_MEMBER Kept<7> operator[](int) const { return {}; } } token;
+  struct { DEVICE_MEMBER Kept<8> operator[](int) const { return {}; } } position;
+};
 
 // What of a worker's values does not fit into near memory lies in global memory.
-DEVICE float* far_memory(const Worker& w) { return (float*)(w.launch->exchange + FAR_BEGIN) + w.id * FAR_FLOATS; }
+DEVICE float* far_memory(const Worker& w) { return (float*)(w.launch->exchange + FAR_BEGIN) + blockIdx.x * FAR_FLOATS; }
 
 // Words of launch.control.
 enum { LEAVE = 0, ARRIVED = 1, LEFT = 2, REASON = 3, ABORTED = 4 };
@@ -80,7 +100,8 @@ DEVICE Report& report_of(const kogc_launch& launch, int worker) { return *(Repor
 
 // ── threads of a worker together ──
 
-DEVICE void worker_sync(const Worker&) { asm volatile("bar.sync 1, %0;" ::"n"(CONSUMERS) : "memory"); }
+DEVICE void worker_sync() { asm volatile("bar.sync 1, %0;" ::"n"(CONSUMERS) : "memory"); }
+DEVICE void worker_sync(const Worker&) { worker_sync(); }
 
 // Whether ``mine`` holds for any consumer thread; a meeting of all of them.
 DEVICE bool any_consumer(bool mine) {
@@ -100,10 +121,12 @@ DEVICE float warp_sum(float x) {
 
 // The sum over all consumer threads, in a fixed order.
 DEVICE float worker_sum(const Worker& w, float x) {
-  float* sums = shared_state().sums[const_cast<Worker&>(w).meetings++ & 1];
+  const int meetings = w.meetings;
+  float* sums = shared_state().sums[meetings & 1];
   x = warp_sum(x);
   if (w.thread % 32 == 0) sums[w.thread / 32] = x;
   worker_sync(w);
+  const_cast<Worker&>(w).meetings = meetings + 1;
   float total = sums[0];
   UNROLL for (int warp = 1; warp < CONSUMER_WARPS; ++warp) total += sums[warp];
   return total;
@@ -130,21 +153,23 @@ DEVICE int fault_at(const Worker& w, Place place) {
 }
 
 // When a stage begins (0), when all it waits for is there (1): profile builds (KOGC_PROFILE) keep the clock of the last step.
-DEVICE void stamp(const Worker& w, int what) {
+DEVICE void stamp(int what) {
 #ifdef KOGC_PROFILE
-  const int instance = (w.entered - 1) % INSTANCES;
-  if (w.thread == 0) ((int64_t*)w.launch->probe)[(w.id * INSTANCES + instance) * 2 + what] = clock64();
+  if (threadIdx.x != 0) return;
+  const Shared& shared = shared_state();
+  const int instance = (shared.entered - 1) % INSTANCES;
+  ((int64_t*)shared.launch.probe)[(blockIdx.x * INSTANCES + instance) * 2 + what] = clock64();
 #endif
 }
 
 // Begin a stage. False when the worker must leave.
 DEVICE bool enter(Worker& w, Place place) {
-  ++w.entered;
   if (w.thread == 0) {
     Shared& shared = shared_state();
-    shared.place = place, shared.step = (int32_t)w.step, *(volatile int32_t*)&shared.entered = w.entered;
+    shared.place = place, shared.step = w.step, *(volatile int32_t*)&shared.entered = shared.entered + 1;
   }
-  stamp(w, 0);
+  w.turn = 0;
+  stamp(0);
   while (fault_at(w, place) == FAULT_STUCK)
     if (leaving(w)) return false;
   return true;

@@ -2,32 +2,51 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
+from itertools import compress
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from program_fixture import Shape, build, laneformer, llama, random_shapes
+from program_fixture import Shape, build, laneformer, llama, random_shapes, reads_vector_again, with_stages
 
 from kogc.codegen.layout import make_layout, numbered_stages
+from kogc.codegen.near_places import Space
 from kogc.codegen.pack_index import pack_index
-from kogc.codegen.staging import VECTOR, Receipt, Space, Staging, make_staging
+from kogc.codegen.staging import VECTOR, Receipt, Staging, make_staging
 from kogc.codegen.tables import first_instances, make_tables
 from kogc.ir.passes.schedule import schedule
 from kogc.ir.passes.separate_combine import separate_combine
+from kogc.ir.passes.separate_rows import separate_rows
 from kogc.ir.program import Operand, Program, Schedule, Stage, WorkerStage, unit_rows
-from kogc.targets.h200 import stream_order
+from kogc.targets import load_target
+from kogc.targets.h200 import query_floats
 
-TILE = 8
+TARGET = load_target("h200")
+TILE = TARGET.tile_rows
 PLENTY = 1 << 20
+
+
+def own_scales(stage: Stage) -> Stage:
+    """Every lane has norm scales of its own."""
+    norms = {op.inputs[1] for op in stage.prologue if op.op == "rms_norm" and op.scope == "own"}
+    return replace(stage, consts=tuple(replace(const, lanes=stage.lanes) if const.name in norms else const for const in stage.consts))
+
+
 PROGRAMS = {
     "llama": llama(bias=True),
     "llama of one head": llama(heads=1, kv_heads=1, splits=3),
     "laneformer": laneformer(window=5),
     "blocking sums": laneformer(early="present", lanes=4, heads=8, kv_heads=4, ffn=44),
+    "scales of lanes": with_stages(laneformer(early="present", lanes=4, heads=8, kv_heads=4, ffn=44), own_scales),
+    "long dots": llama(dim=260, heads=2, kv_heads=1, head_dim=8, ffn=132, dtype="bf16"),
+    "wide lanes": laneformer(ffn=1800),  # a worker of several lanes receives and packs vectors in one place
+    "vectors read again": with_stages(llama(), reads_vector_again),
     "head per lane": laneformer(head="vocab_parallel", vocab=54),
     "combined apart": separate_combine(laneformer(heads=8, kv_heads=4, splits=3), 0),
+    "rows apart": separate_rows(laneformer(early="present", lanes=4, heads=8, kv_heads=4, ffn=44), 0),
 }
 CASES = pytest.mark.parametrize("name, workers", [(name, workers) for name in PROGRAMS for workers in (1, 3, 40)])
 
@@ -36,7 +55,7 @@ CASES = pytest.mark.parametrize("name, workers", [(name, workers) for name in PR
 def staged(name: str, workers: int, near_floats: int = PLENTY) -> tuple[Program, Schedule, Staging]:
     program = PROGRAMS[name]
     plan = schedule(program, workers, TILE)
-    return program, plan, make_staging(program, plan, near_floats)
+    return program, plan, make_staging(program, plan, replace(TARGET, near_floats=near_floats))
 
 
 def received(program: Program, plan: Schedule, staging: Staging) -> Iterator[tuple[int, Stage, Operand, WorkerStage, Receipt]]:
@@ -54,9 +73,8 @@ def elements_read(program: Program, plan: Schedule, stage: Stage, operand: Opera
     buffer = program.buffer(operand.buffer)
     everything = {(lane, row) for lane in range(buffer.lanes) for row in range(buffer.width)}
     if operand.access == "best":
-        head = program.segments[-1].stages[0]
-        assert any(output.kind == "logits" for part in head.parts for output in part.outputs)
-        makers = [worker for worker, one in enumerate(plan.work[-1][0][0]) if one.runs]
+        (head,) = (i for i, one in enumerate(program.segments[-1].stages) if any(o.kind == "logits" for part in one.parts for o in part.outputs))
+        makers = [worker for worker, one in enumerate(plan.work[-1][head][0]) if one.runs]
         return {(0, 2 * worker + word) for worker in makers for word in (0, 1)}
     if operand.access == "all_lanes":
         return everything if work.runs else set()
@@ -112,7 +130,7 @@ def test_all_that_a_worker_reads_is_received_once(name, workers):
 def test_so_it_is_for_any_shape(shape: Shape, workers: int, apart: bool):
     program = separate_combine(build(shape), 0 if apart else 1000)
     plan = schedule(program, workers, TILE)
-    assert_everything_once(program, plan, make_staging(program, plan, PLENTY))
+    assert_everything_once(program, plan, make_staging(program, plan, TARGET))
 
 
 # ── places ──
@@ -131,6 +149,12 @@ def places_of(program: Program, staging: Staging, number: int) -> dict[tuple[str
     return found | ({("packed", ""): packed} if packed and packed not in found.values() else {})
 
 
+def polled(staging: Staging, number: int) -> str | None:
+    """The operand of a stage that every warp takes in by itself."""
+    intake = staging.intakes[number]
+    return intake.operand.name if intake and intake.operand else None
+
+
 def floats(space: Space, columns: int) -> Floats:
     return space.near, space.offset, space.offset + columns * space.lanes * space.pitch
 
@@ -147,6 +171,9 @@ LIMITS = pytest.mark.parametrize("near_floats", [PLENTY, 1024, 0])
 def test_what_is_received_fits_into_its_space(name, workers, near_floats):
     program, plan, staging = staged(name, workers, near_floats)
     for number, stage, operand, _, receipt in received(program, plan, staging):
+        if polled(staging, number) == operand.name:
+            assert operand.name not in staging.operands[number]  # it goes nowhere but into the packed vector
+            continue
         space = staging.operands[number][operand.name]
         # The pairs of all workers follow each other.
         lanes, pitch = (1, 2 * workers) if operand.access == "best" else (space.lanes, space.pitch)
@@ -169,18 +196,85 @@ def test_values_of_a_stage_do_not_overlap(name, workers, near_floats):
 
 @LIMITS
 @CASES
+def test_packed_vectors_have_room_near_the_worker(name, workers, near_floats):
+    program, _, staging = staged(name, workers, near_floats)
+    for number, _, stage in numbered_stages(program):
+        packed, intake = staging.packed[number], staging.intakes[number]
+        needed = intake.floats if intake else query_room(stage, program.dtype)
+        assert (packed is None) == (needed == 0), stage.name
+        if packed:
+            assert packed.near and packed.pitch >= needed and packed.offset % 32 == 0, stage.name  # cache lines
+
+
+def query_room(stage, dtype):
+    """Floats for a head's queries as the matrix instruction takes them."""
+    core = stage.attention
+    return query_floats(core.head_dim, core.heads // core.kv_heads, dtype) if core else 0
+
+
+@CASES
+def test_vectors_are_packed_in_their_own_place_only_when_nobody_else_reads_them_there(name, workers):
+    """Where several teams pack a vector, a fast one would overwrite what others still read; epilogues and shares need it as it was."""
+    program, _, staging = staged(name, workers)
+    for number, _, stage in numbered_stages(program):
+        if stage.kind == "matvec" and not polled(staging, number):
+            own = staging.operands[number].get(stage.vector) or staging.scratch[number][stage.vector]
+            elsewhere = staging.intakes[number].copied or stage.vector in read_last(stage)
+            assert (staging.packed[number] == own) == (not elsewhere), stage.name
+
+
+@CASES
+def test_scales_of_polled_vectors_stay_where_they_are_stored(name, workers):
+    """What is fetched while a worker waits is there once its threads meet, and they do not meet before such a norm."""
+    program, _, staging = staged(name, workers)
+    for number, _, stage in numbered_stages(program):
+        norms = {name for op in stage.prologue if op.op == "rms_norm" for name in op.inputs}
+        own_lane = staging.intakes[number] and not staging.intakes[number].operand and stage.lanes == 1
+        assert not polled(staging, number) or not norms & set(staging.consts[number]), stage.name
+        assert not own_lane or norms & {const.name for const in stage.consts} <= set(staging.consts[number]), stage.name
+
+
+def read_last(stage: Stage) -> set[str]:
+    """Values that epilogues, shares and combines read, after the worker's threads last met."""
+    names = {value for part in stage.parts for op in part.epilogue for value in op.inputs}
+    names |= {output.value for output in stage.prologue_outputs}
+    return names | ({operand.name for operand in stage.operands} if stage.kind == "combine" else set())
+
+
+def successors(program: Program) -> list[set[int]]:
+    """By stage number: where some threads of a worker may be while others are in that stage, from two steps in their order. They
+    meet in every stage that receives anything."""
+    numbers = {stage.name: (number, bool(stage.operands)) for number, _, stage in numbered_stages(program)}
+    order = [numbers[stage.name] for *_, stage in program.instances()]
+    found: list[set[int]] = [set() for _ in numbers]
+    for at, (number, _) in enumerate(order):
+        for following, meets in [*order[at + 1 :], *order]:
+            found[number].add(following)
+            if meets:
+                break
+    return found
+
+
+@LIMITS
+@CASES
 def test_what_is_read_last_is_safe_from_the_next_stage(name, workers, near_floats):
     """Epilogues and shares run after the worker's threads last met: some may be at the next stage already."""
     program, _, staging = staged(name, workers, near_floats)
     places = [places_of(program, staging, number) for number, _, _ in numbered_stages(program)]
+    following = successors(program)
     for number, _, stage in numbered_stages(program):
-        read_last = {value for part in stage.parts for op in part.epilogue for value in op.inputs}
-        read_last |= {output.value for output in stage.prologue_outputs}
-        read_last |= {operand.name for operand in stage.operands} if stage.kind == "combine" else set()
+        assert number not in following[number]
         for (kind, value), place in places[number].items():
-            if kind in ("operand", "scratch") and value in read_last:
-                others = (at for other, values in enumerate(places) if other != number for at in values.values())
+            if kind != "packed" and value in read_last(stage):
+                others = (at for other in following[number] for at in places[other].values())
                 assert all(apart(place, at) for at in others), (stage.name, value)
+
+
+def test_depth_takes_no_more_memory():
+    """Segments of layers that differ use the same memory one after the other."""
+    programs = (laneformer(early="present", layers=layers, delay=layers - 1) for layers in (4, 8))
+    few, many = (make_staging(program, schedule(program, 3, TILE), TARGET) for program in programs)
+    assert len(many.operands) > len(few.operands) and many.near_floats == few.near_floats
 
 
 @pytest.mark.parametrize("near_floats", [PLENTY, 1024, 300, 0])
@@ -189,7 +283,6 @@ def test_near_memory_is_kept_to_its_limit_but_for_the_vectors_of_dots(name, near
     program, _, staging = staged(name, 3, near_floats)
     for number, _, stage in numbered_stages(program):
         vector = staging.packed[number] and floats(staging.packed[number], max(program.step_tokens))
-        assert stage.kind != "matvec" or vector[0], stage.name
         for key, place in places_of(program, staging, number).items():
             assert not place[0] or place == vector or place[2] <= near_floats, (stage.name, key)
 
@@ -209,7 +302,7 @@ def test_far_memory_is_for_what_does_not_fit_and_only_for_that(name):
 @CASES
 def test_the_plan_tells_workers_what_they_receive(name, workers):
     program, plan, staging = staged(name, workers)
-    index = pack_index(program, plan, stream_order)
+    index = pack_index(program, plan, TARGET.layout)
     tables = make_tables(program, plan, make_layout(program, workers, TILE, tagged=True), index, staging)
     words, first = np.frombuffer(tables.data, np.int32).tolist(), first_instances(program)
     for worker in range(workers):
@@ -219,11 +312,12 @@ def test_the_plan_tells_workers_what_they_receive(name, workers):
         for number, segment, stage in numbered_stages(program):
             for iteration in range(program.segments[segment].count):
                 at = script[tables.work + first[number] + iteration]
-                if staging.consts[number] and stage.lanes > 1:
+                if any(const.lanes > 1 and const.name in staging.consts[number] for const in stage.consts):
                     runs = plan.at(segment, program.segments[segment].stages.index(stage), iteration, worker).runs
                     assert {run.lane for run in runs} <= {script[at]}
                     at += 1
-                for receipts in staging.receipts[number, iteration]:
+                listed_operands = (operand.name != polled(staging, number) for operand in stage.operands)
+                for receipts in compress(staging.receipts[number, iteration], listed_operands):
                     lane, row, count = script[at : at + 3]
                     listed = tuple(tuple(script[at + 3 + 3 * i : at + 6 + 3 * i]) for i in range(count))
                     assert Receipt(lane, row, listed) == receipts[worker], stage.name

@@ -5,8 +5,8 @@ The embed stage names the table row it starts from ``row``; a ``rope`` part name
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -74,6 +74,20 @@ def llama(**sizes) -> Program:
 
 def laneformer(**sizes) -> Program:
     return build(Shape(**{"lanes": 2, "layers": 4, "delay": 2, **sizes}))
+
+
+def with_stages(program: Program, change: Callable[[Stage], Stage]) -> Program:
+    """``program`` with ``change(stage)`` in place of every stage."""
+    segments = (replace(segment, stages=tuple(map(change, segment.stages))) for segment in program.segments)
+    return replace(program, segments=tuple(segments))
+
+
+def reads_vector_again(stage: Stage) -> Stage:
+    """The stage, if it has dots, with an epilogue that begins by adding rows of their vector, too."""
+    if stage.kind != "matvec":
+        return stage
+    again = OpSpec("again", "add", ("dot0", stage.vector), {}, stage.lanes, stage.vector_width)
+    return replace(stage, parts=tuple(replace(part, epilogue=(again, *part.epilogue)) for part in stage.parts))
 
 
 def random_weights(program: Program, seed: int = 0) -> MappedWeights:
