@@ -21,6 +21,7 @@ from kogc.ir.passes.roll import roll
 from kogc.ir.passes.schedule import schedule
 from kogc.ir.passes.schedule_splits import choose_splits, with_splits
 from kogc.ir.passes.separate_combine import separate_combine
+from kogc.ir.passes.separate_rows import separate_rows
 from kogc.ir.passes.spans import PlanError
 from kogc.ir.passes.views import separate_views
 from kogc.ir.program import Program, Schedule
@@ -60,7 +61,7 @@ def plan(model: ModelInput, dtype: str, workers: int, target: Target, dump: Dump
     dump("stages", stages)
     capacity = _context(model, part)
     rolled = roll(stages, capacity, dtype, tuple(target.facts["step_tokens"]), model.name)
-    split = _combined(with_splits(rolled, choose_splits(rolled, workers)), target)
+    split = _separated(with_splits(rolled, choose_splits(rolled, workers)), target)
     work = schedule(split, workers, target.tile_rows)
     tell("proving the sync plan", 0, 0)
     program = _proven(split, work, tagged=target.near_floats is not None)
@@ -73,11 +74,14 @@ def plan(model: ModelInput, dtype: str, workers: int, target: Target, dump: Dump
     return Planned(part, program, work, index, rendered, viewed.leaves)
 
 
-def _combined(program: Program, target: Target) -> Program:
-    """The program with stages that bring attention's splits together, where the target would read too many partials: more
-    than its facts' ``combine_words`` a lane. A target without that fact reads any number."""
-    most = target.facts.get("combine_words")
-    return program if most is None else separate_combine(program, most)
+def _separated(program: Program, target: Target) -> Program:
+    """The program with stages that bring attention's splits or lanes together, where every worker would read too much for it:
+    more than the target's ``combine_words`` of partials a lane, or ``rows_words`` of several lanes. A target without such a fact
+    reads any number."""
+    for fact, separate in (("combine_words", separate_combine), ("rows_words", separate_rows)):
+        if fact in target.facts:
+            program = separate(program, target.facts[fact])
+    return program
 
 
 def _proven(program: Program, work: Schedule, tagged: bool) -> Program:

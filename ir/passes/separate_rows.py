@@ -22,9 +22,9 @@ def separate_rows(program: Program, most_words: int) -> Program:
     """The program in which no prologue reads more than ``most_words`` words of several lanes.
 
     Where one does, to add lanes up, a ``rows`` stage comes before it: its rows are dealt to workers, each of which reads
-    only its own rows in all lanes and publishes the result. What norms all lanes before they are added up goes into a ``rows`` stage before that
-    one, lane by lane. What the stage published of these values the new stages publish. A stage that mixes rows of all lanes with
-    anything else stays as it is.
+    only its own rows in all lanes and publishes the result. What norms all lanes before they are added up goes into a
+    ``rows`` stage before that one, lane by lane. What the stage published of these values the new stages publish. A stage
+    that mixes rows of all lanes with anything else stays as it is.
     """
     names = Unique(buffer.name for buffer in program.buffers)
     made: list[Buffer] = []
