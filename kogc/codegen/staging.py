@@ -180,8 +180,9 @@ def _near_consts(stage: Stage, work, intake: Intake | None) -> dict[Key, Value]:
     near = {("const", name): Value(1, width, round_up(width, _ALIGN), True, False, optional=True) for name, width in rows.items()}
     if any(len({run.lane for run in one.runs}) > 1 for instance in work for one in instance):
         return near
+    late = late_values(stage)
     widths = {const.name: prod(const.shape) for const in stage.consts if const.name in read and const.kind == "weight" and (const.lanes == 1 or const.name not in every_lane)}
-    return near | {("const", name): Value(1, width, round_up(width, _ALIGN), False, False, optional=True) for name, width in widths.items()}
+    return near | {("const", name): Value(1, width, round_up(width, _ALIGN), name in late, False, optional=True) for name, width in widths.items()}
 
 
 def _packed(stage: Stage, spaces: dict[Key, Space]) -> Space | None:

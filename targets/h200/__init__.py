@@ -18,6 +18,9 @@ ROW_K = 128
 #: Rows of a vector, four values a lane, that fit into a warp's registers beside everything else.
 HELD_ROWS = 12
 
+#: Floats of near memory that teams' copies of a vector may take: the rest is the ring's.
+COPIES_FLOATS = 8192
+
 #: What it costs that another warp polls a row, too, in units of what the dots of a row cost.
 POLL_COST = 0.2
 
@@ -44,7 +47,8 @@ def sharing(k: int, units: int) -> int:
         teams, own_rows = CONSUMER_WARPS // warps, -(-rows // warps)
         return -(-units // teams) * own_rows + own_rows + POLL_COST * teams * rows
 
-    return min((CONSUMER_WARPS >> i for i in range(CONSUMER_WARPS.bit_length())), key=cost)
+    choices = [CONSUMER_WARPS >> i for i in range(CONSUMER_WARPS.bit_length())]
+    return min((warps for warps in choices if warps == CONSUMER_WARPS or packed_floats(k, warps)[0] <= COPIES_FLOATS), key=cost)
 
 
 def packed_floats(k: int, warps: int) -> tuple[int, bool]:

@@ -65,7 +65,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) kogc_kernel(const __gri
     shared.launch = launch;
     shared.stop = shared.steps = shared.leave = shared.step = shared.entered = 0;
     shared.nothing = 0;
-    shared.window = WINDOW;
+    shared.window = at_most(WINDOW);
     for (Stream& s : shared.streams) s = {}, s.landing = s.releasing = s.barriers = full_barrier(0);
     for (int slot = 0; slot < SLOTS; ++slot) {
       barrier_make(full_barrier(slot), 1);

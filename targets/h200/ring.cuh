@@ -5,6 +5,9 @@
 DEVICE uint32_t full_barrier(uint32_t slot) { return shared_address(&shared_state().full[slot]); }
 DEVICE uint32_t empty_barrier(uint32_t slot) { return shared_address(&shared_state().empty[slot]); }
 
+// A window that fits into the ring.
+DEVICE_MEMBER constexpr int at_most(int window) { return window < SLOTS ? window : SLOTS - 1; }
+
 DEVICE uint32_t around(uint32_t place) { return place < RING_BYTES ? place : place - RING_BYTES; }
 
 // This warp's place in the stream. All addresses it needs are in it: made anew at each use they would be slow.
@@ -46,10 +49,13 @@ DEVICE void next_unit(Stream& s, int bytes) {
   s.released -= bytes;
 }
 
-// Pass over everything before the unit under way.
+// Pass over everything before the unit under way, chunk by chunk: it may be more than the ring holds.
 DEVICE void catch_up(Stream& s) {
+  ROLLED while (s.released + CHUNK_BYTES <= 0) {
+    land(s, s.released + CHUNK_BYTES - 1);
+    release(s, s.released + CHUNK_BYTES);
+  }
   land(s, -1);
-  release(s, 0);
 }
 
 DEVICE void close_stream(Stream& s) {

@@ -120,6 +120,7 @@ DEVICE void take_units(Stream& s, uint32_t ring, const B& b, float rescale, floa
   if constexpr (LEFT > 0) take_pieces<UNITS, LEFT, ARITY, K, WARPS>(dot, s, ring, b, ROUNDS * Own::AT_ONCE, warp);
   if constexpr (Own::REST > 0) take_rest<ARITY, K, WARPS>(dot[0], s, ring, b, warp);
   next_unit(s, UNITS * UNIT_BYTES<ARITY, K>);
+  if constexpr (Own::FULL == 0) catch_up(s);  // a rest gives nothing back
   UNROLL for (int u = 0; u < UNITS; ++u) {
     const float total = dot[u].sum() * rescale;
     if (lane % 4 == 0 && lane / 4 < ARITY * TILE_ROWS) dots[u * ARITY * TILE_ROWS + lane / 4] = total;
@@ -134,7 +135,7 @@ DEVICE void take_all_units(const B& b, float rescale, int units, int turn, float
   const int team = threadIdx.x / 32 / WARPS;
   const uint32_t ring = shared_address(shared_memory + RING_BEGIN) + threadIdx.x % 32 * 8 * sizeof(storage);
   const bool bulk = threadIdx.x == 0 && units * UNIT_BYTES<ARITY, K> >= BULK_BYTES;
-  if (bulk) *(volatile int32_t*)&shared_state().window = BULK_WINDOW;
+  if (bulk) *(volatile int32_t*)&shared_state().window = at_most(BULK_WINDOW);
   Stream s = open_stream();
   int unit = 0;
   if constexpr (Own::UNITS > 1)
@@ -142,13 +143,13 @@ DEVICE void take_all_units(const B& b, float rescale, int units, int turn, float
   ROLLED for (; unit < units; ++unit) {
     if (Own::TEAMS > 1 && (turn + unit) % Own::TEAMS != team) {
       next_unit(s, UNIT_BYTES<ARITY, K>);
-      catch_up(s);  // several units may be more than the ring holds
+      catch_up(s);
     } else {
       take_units<1, ARITY, K, WARPS>(s, ring, b, rescale, dots + unit * ARITY * TILE_ROWS);
     }
   }
   close_stream(s);
-  if (bulk) *(volatile int32_t*)&shared_state().window = WINDOW;
+  if (bulk) *(volatile int32_t*)&shared_state().window = at_most(WINDOW);
 }
 
 template <int ARITY, int K, int WARPS>

@@ -8,16 +8,18 @@ struct Activation {
   const float* x;  // the team's rows
   float rescale;
   const float* squares;
-  float eps, known;
+  float eps;
+  bool known;
+  float found;
   // After the first meeting; later the squares may be others' already.
   DEVICE_MEMBER float factor() {
     if constexpr (!NORMED) return 1.0f;
-    if (known == 0) {
+    if (!known) {
       float sum = squares[0];
       UNROLL for (int warp = 1; warp < WARPS; ++warp) sum += squares[warp];
-      known = rsqrtf(sum / K + eps);
+      found = rsqrtf(sum / K + eps), known = true;
     }
-    return known;
+    return found;
   }
 };
 
@@ -25,6 +27,7 @@ struct Activation {
 template <int K, int WARPS>
 struct Slice {
   static constexpr int MINE = (UNIT_ROWS<K> + WARPS - 1) / WARPS;
+  static_assert(MINE <= 32, "a vector is too long for the registers of the warps that share it");
   float4 rows[MINE];
   DEVICE_MEMBER static int place(int i) { return ((threadIdx.x / 32 % WARPS + i * WARPS) * 32 + threadIdx.x % 32) * 4; }
   DEVICE_MEMBER static bool has(int i) { return K % (ROW_K * WARPS) == 0 || place(i) < K; }

@@ -43,6 +43,24 @@ def engine(case):
         yield engine
 
 
+#: Units that are hard on the ring: of fewer rows than there are warps, many at a time; and so long that a team which passes over
+#: one passes over most of what the ring holds.
+HARD = {
+    "short units": ({"hidden_size": 896, "intermediate_size": 640, "vocab_size": 40000}, "bf16"),
+    "long units": ({"hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2}, "fp32"),
+}
+
+
+@pytest.mark.parametrize("shape", HARD)
+def test_units_of_every_length_go_through_the_ring(shape, tmp_path):
+    changes, dtype = HARD[shape]
+    module = random_model(LLAMA | changes, CONTEXT, dtype, seed=4)
+    ids = random_ids(VOCAB, 24, seed=2)
+    with kogc.compile(module, "h200", output=tmp_path / "hard.kog", dtype=dtype, gate=False).engine() as engine:
+        assert_close(engine.logits(ids), torch_logits(module, ids), dtype)
+        assert len(generated(engine, PROMPT, 20)) == 20
+
+
 def test_logits_equal_pytorchs(case, engine):
     module, dtype, *_ = case
     ids = random_ids(VOCAB, CONTEXT, seed=1)

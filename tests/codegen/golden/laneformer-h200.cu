@@ -234,8 +234,7 @@ DEVICE_STAGE bool stage_qkv_0(Worker& w, int iteration) {
   const float* cos = position_row<3>(w, w.launch->consts + shared.next(), w.scratch + 0);
   const float* sin = position_row<3>(w, w.launch->consts + shared.next(), w.scratch + 32);
   const int visits = work.next();
-  if (visits == 0) worker_sync(w);  // nobody goes on to later stages while others are in earlier ones
-  if (visits == 0) return true;
+  if (visits == 0) return received(w);  // nobody goes on to later stages while others are in earlier ones
   [[maybe_unused]] const int lane = work.next();
   Batch batch = {};
   Mine mine = {-1};
@@ -412,8 +411,7 @@ DEVICE_STAGE bool stage_o_0(Worker& w, int iteration) {
   View x;  // [2][24] per column
   if (!await(w, buffer_x(), 0, View{w.scratch + 32, 1, 12}, work, place, x)) return false;
   const int visits = work.next();
-  if (visits == 0) worker_sync(w);  // nobody goes on to later stages while others are in earlier ones
-  if (visits == 0) return true;
+  if (visits == 0) return received(w);  // nobody goes on to later stages while others are in earlier ones
   [[maybe_unused]] const int lane = work.next();
   Batch batch = {};
   Mine mine = {-1};
@@ -460,8 +458,7 @@ DEVICE_STAGE bool stage_gate_up_0(Worker& w, int iteration) {
   Cursor work = own_work(w, 5 + iteration);
   const float* ffn_norm_scale = w.launch->consts + shared.next();
   const int visits = work.next();
-  if (visits == 0) worker_sync(w);  // nobody goes on to later stages while others are in earlier ones
-  if (visits == 0) return true;
+  if (visits == 0) return received(w);  // nobody goes on to later stages while others are in earlier ones
   [[maybe_unused]] const int lane = work.next();
   Batch batch = {};
   Mine mine = {-1};
@@ -502,8 +499,7 @@ DEVICE_STAGE bool stage_m_0(Worker& w, int iteration) {
   View x;  // [2][24] per column
   if (!await(w, buffer_x(), 1, View{w.scratch + 0, 1, 12}, work, place, x)) return false;
   const int visits = work.next();
-  if (visits == 0) worker_sync(w);  // nobody goes on to later stages while others are in earlier ones
-  if (visits == 0) return true;
+  if (visits == 0) return received(w);  // nobody goes on to later stages while others are in earlier ones
   [[maybe_unused]] const int lane = work.next();
   Batch batch = {};
   Mine mine = {-1};
@@ -552,8 +548,7 @@ DEVICE_STAGE bool stage_qkv_1(Worker& w, int iteration) {
   const float* cos = position_row<3>(w, w.launch->consts + shared.next(), w.scratch + 32);
   const float* sin = position_row<3>(w, w.launch->consts + shared.next(), w.scratch + 64);
   const int visits = work.next();
-  if (visits == 0) worker_sync(w);  // nobody goes on to later stages while others are in earlier ones
-  if (visits == 0) return true;
+  if (visits == 0) return received(w);  // nobody goes on to later stages while others are in earlier ones
   [[maybe_unused]] const int lane = work.next();
   Batch batch = {};
   Mine mine = {-1};
@@ -732,8 +727,7 @@ DEVICE_STAGE bool stage_o_1(Worker& w, int iteration) {
   View x;  // [2][24] per column
   if (!await(w, buffer_x(), 2 + 2 * iteration, View{w.scratch + 64, 1, 12}, work, place, x)) return false;
   const int visits = work.next();
-  if (visits == 0) worker_sync(w);  // nobody goes on to later stages while others are in earlier ones
-  if (visits == 0) return true;
+  if (visits == 0) return received(w);  // nobody goes on to later stages while others are in earlier ones
   [[maybe_unused]] const int lane = work.next();
   Batch batch = {};
   Mine mine = {-1};
@@ -782,8 +776,7 @@ DEVICE_STAGE bool stage_gate_up_1(Worker& w, int iteration) {
   Cursor work = own_work(w, 15 + iteration);
   const float* ffn_norm_scale = w.launch->consts + shared.next();
   const int visits = work.next();
-  if (visits == 0) worker_sync(w);  // nobody goes on to later stages while others are in earlier ones
-  if (visits == 0) return true;
+  if (visits == 0) return received(w);  // nobody goes on to later stages while others are in earlier ones
   [[maybe_unused]] const int lane = work.next();
   Batch batch = {};
   Mine mine = {-1};
@@ -826,8 +819,7 @@ DEVICE_STAGE bool stage_m_1(Worker& w, int iteration) {
   View x;  // [2][24] per column
   if (!await(w, buffer_x(), 3 + 2 * iteration, View{w.scratch + 96, 1, 12}, work, place, x)) return false;
   const int visits = work.next();
-  if (visits == 0) worker_sync(w);  // nobody goes on to later stages while others are in earlier ones
-  if (visits == 0) return true;
+  if (visits == 0) return received(w);  // nobody goes on to later stages while others are in earlier ones
   [[maybe_unused]] const int lane = work.next();
   Batch batch = {};
   Mine mine = {-1};
