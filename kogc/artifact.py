@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import io
 import mmap
 import os
@@ -68,18 +70,22 @@ class Artifact:
         except ArtifactError as error:
             raise ArtifactError(f"{self.path}: {error}") from None
         self._intact = intact
+        #: Members that ``with_kernel`` put in the place of the file's own.
+        self._instead: dict[str, memoryview] = {}
 
     # ── members ──
 
     @property
     def members(self) -> Mapping[str, int]:
         """Size in bytes of every member, by name, in file order."""
-        return {entry.name: entry.size for entry in self._entries.values()}
+        return {name: len(self._instead[name]) if name in self._instead else entry.size for name, entry in self._entries.items()}
 
     def member(self, name: str) -> memoryview:
         """The bytes of a member, mapped read-only. Raises ArtifactError for an unknown name."""
         if name not in self._entries:
             raise ArtifactError(f"{self.path}: section {name} is missing (there are {', '.join(self._entries)})")
+        if name in self._instead:
+            return self._instead[name]
         entry = self._entries[name]
         try:
             return self._file[entry.data : entry.end]
@@ -182,6 +188,16 @@ class Artifact:
         from kogc.runtime.engine import Engine
 
         return Engine(self, **options)
+
+    def with_kernel(self, source: str, binary: bytes, **facts: Any) -> Artifact:
+        """This artifact with another kernel of the same program in the place of its own, and with manifest fields replaced by
+        ``facts``. Nothing is written or copied: both read the same file, and each is closed for itself.
+        """
+        other = copy.copy(self)
+        other._file = self._file[:]
+        other._instead = {self._one_of(SOURCES): memoryview(source.encode()), self._one_of(BINARIES): memoryview(binary)}
+        other.manifest = dataclasses.replace(self.manifest, **facts)
+        return other
 
     def close(self) -> None:
         """Let go of the file. Arrays handed out stay valid; the mapping ends with the last of them."""

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kogc.artifact import Artifact, begins_like_artifact
+from kogc.artifact import Artifact
 from kogc.build_key import build_key, unchanged
 from kogc.cache import cache_folder
 from kogc.compile_passes import Planned, plan
 from kogc.compile_write import write_artifact
 from kogc.dump import Dump
-from kogc.errors import BadInput, OutputFailure
+from kogc.errors import BadInput
 from kogc.frontend.load import load_model
 from kogc.frontend.model_input import ModelInput
 from kogc.frontend.sources import MissingWeights
 from kogc.ir.passes.spans import PlanError
 from kogc.machine import memory_bytes, usable_cores
+from kogc.output import check_output
 from kogc.runtime.device import why_no_device
 from kogc.targets import Target, load_target, target_names
 from kogc.verify import PYTORCH, GateResult, Progress, model_reference
@@ -127,8 +127,10 @@ def compile_model(
     tell = progress or (lambda step, done, total: None)
     machine = _target(target)
     threads = machine.facts.get("workers", usable_cores()) if workers is None else workers
-    if not isinstance(threads, int) or not 1 <= threads <= MAX_WORKERS:
-        raise BadInput(f"workers is {threads!r}, expected an integer from 1 to {MAX_WORKERS}")
+    most = machine.facts.get("multiprocessors", MAX_WORKERS)
+    if not isinstance(threads, int) or not 1 <= threads <= most:
+        has = f" (an {machine.title} has {most} multiprocessors)" if most != MAX_WORKERS else ""
+        raise BadInput(f"workers is {threads!r}, expected an integer from 1 to {most}{has}")
     if max_context is not None and (not isinstance(max_context, int) or max_context < 2):
         raise BadInput(f"max_context is {max_context!r}, expected an integer of at least 2")
     tell("reading the model", 0, 0)
@@ -140,7 +142,7 @@ def compile_model(
         raise BadInput(model.weights.problem)
     key = build_key(model, machine, storage, threads, weights)
     path = Path(output) if output is not None else cache_folder("artifacts") / f"{key}.kog"
-    _check_output(path, model_or_path)
+    check_output(path, model_or_path)
     note = _why_no_gate(model, target, weights, gate, random_weights)
     known = unchanged(path, key, needs_gate=note is None)
     if known and dump_ir is None:
@@ -178,24 +180,6 @@ def _storage_dtype(name: str) -> str:
     if name not in ("fp32", "fp16", "bf16"):
         raise BadInput(f"dtype is {name!r}, expected fp32, fp16 or bf16")
     return name
-
-
-def _check_output(path: Path, source: Any) -> None:
-    """Find out now, and not after minutes of work, that the result has no place to go or would replace something else."""
-    folder = path.parent
-    if path.is_dir():
-        raise OutputFailure(f"cannot write {path}: it is a folder; give a file name with -o")
-    if path.exists():
-        if not path.is_file():
-            raise OutputFailure(f"cannot write {path}: it is a device or a pipe; give a file name with -o")
-        if isinstance(source, str | Path) and Path(source).exists() and path.samefile(source):
-            raise BadInput(f"cannot write {path}: it is the model itself; choose another name with -o")
-        if path.suffix != ".kog" and path.stat().st_size and not begins_like_artifact(path):
-            raise BadInput(f"cannot write {path}: it is there already and is no kogc artifact; choose another name with -o, or delete it")
-    if not folder.is_dir():
-        raise OutputFailure(f"cannot write {path}: there is no folder {folder}; make it or choose another with -o")
-    if not os.access(folder, os.W_OK):
-        raise OutputFailure(f"cannot write {path}: the folder {folder} is read-only; choose another with -o")
 
 
 def _why_no_gate(model: ModelInput, target: str, weights: bool, gate: bool, random_weights: bool) -> str | None:

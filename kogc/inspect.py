@@ -36,6 +36,7 @@ class Summary:
     ``exchanges_per_layer``: stages of one layer that wait for a value another worker made, averaged over the layers.
     ``traffic`` is counted at context position ``position``; ``file_bytes`` is the artifact's size. ``resources``: what
     the toolchain recorded of the binary, ``resources_line``: the same in one line; None where there is nothing to tell.
+    ``tuned``: knobs that `kogc tune` has set, with their values.
     """
 
     model: str
@@ -52,6 +53,7 @@ class Summary:
     file_bytes: int
     resources: Mapping[str, Any] | None
     resources_line: str | None
+    tuned: Mapping[str, int]
 
     def predicted_tok_s(self, gigabytes_per_second: float) -> float:
         """Tokens per second of a machine that streams without gaps."""
@@ -79,6 +81,7 @@ def summarize(artifact: Artifact, position: int | None = None) -> Summary:
         file_bytes=artifact.path.stat().st_size,
         resources=manifest.meta.get("resources"),
         resources_line=_resources_line(manifest),
+        tuned=manifest.meta.get("tuned", {}),
     )
 
 
@@ -105,7 +108,7 @@ def waits(program: Program, stage: Stage) -> tuple[str, ...]:
 
 def _in_layer(stage: Stage) -> bool:
     heads = any(output.kind == "logits" for part in stage.parts for output in part.outputs)
-    return stage.kind in ("matvec", "attention", "combine") and not heads
+    return stage.kind in ("matvec", "attention", "combine", "rows") and not heads
 
 
 def _rows(program: Program) -> Iterator[StageRow]:

@@ -41,7 +41,7 @@ def measured_speed(artifact: Artifact, stats: Stats) -> Speed:
         return Speed(None, None, None, f"{stats.tokens} tokens; {note}: run `kogc verify {artifact.path}`")
     if stats.decode_tok_s is None:
         return Speed(None, None, gate, f"{stats.tokens} tokens, too few for a speed; accuracy gate passed")
-    share = _ceiling_share(artifact, stats)
+    share = ceiling_share(artifact, stats.decode_tok_s, stats.prompt_tokens + stats.tokens // 2)
     beside = f"{share:.0%} of the read ceiling" if share is not None else "read ceiling not measured here"
     first = f"first token after {stats.ttft_s * 1e3:.0f} ms, " if stats.ttft_s is not None else ""
     line = f"{stats.tokens} tokens, {first}{stats.decode_tok_s:.0f} tok/s = {beside}, accuracy gate passed ({gate['rel_rmse']:.1e} of {gate['limit']:.0e})"
@@ -65,12 +65,9 @@ def remember_gate(artifact: Artifact, gate: Mapping[str, Any]) -> None:
     write_atomically(_record(artifact), json.dumps(dict(gate)).encode())
 
 
-def _record(artifact: Artifact) -> Path:
-    # The manifest holds the hash of every member, so it identifies the content wherever the file lies.
-    return cache_folder("gates") / f"{content_key(artifact.manifest.to_json())}.json"
-
-
-def _ceiling_share(artifact: Artifact, stats: Stats) -> float | None:
+def ceiling_share(artifact: Artifact, tok_s: float, position: int) -> float | None:
+    """``tok_s`` around context position ``position`` as a share of what plain reading of the same bytes reaches; None where
+    that cannot be measured."""
     measure = _CEILINGS.get(artifact.manifest.target)
     if measure is None:
         return None
@@ -79,6 +76,10 @@ def _ceiling_share(artifact: Artifact, stats: Stats) -> float | None:
         ceiling = measure(stream, artifact.manifest.workers)
     except KogcError:
         return None
-    middle = stats.prompt_tokens + stats.tokens // 2
-    per_token = stream.nbytes + traffic(artifact.program, min(middle, artifact.manifest.context - 1)).kv
-    return stats.decode_tok_s * per_token / ceiling
+    per_token = stream.nbytes + traffic(artifact.program, min(position, artifact.manifest.context - 1)).kv
+    return tok_s * per_token / ceiling
+
+
+def _record(artifact: Artifact) -> Path:
+    # The manifest holds the hash of every member, so it identifies the content wherever the file lies.
+    return cache_folder("gates") / f"{content_key(artifact.manifest.to_json())}.json"

@@ -92,6 +92,10 @@ class CpuDevice:
         """Begin a launch in a thread of its own."""
         return CpuRun(self._library, launch, left)
 
+    def use_kernel(self, artifact: Artifact, defines: tuple[str, ...] = ()) -> None:
+        """Run the kernel of ``artifact`` from the next launch on."""
+        self._library = open_library(artifact, defines)
+
     def close(self) -> None:
         """Let go of the weights. The library stays loaded: its code may be shared by other engines."""
         self._uploads.clear()

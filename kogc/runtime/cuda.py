@@ -112,6 +112,12 @@ class CudaDevice:
         self._queue.copy(self._inputs.address, launch.prompt, nbytes)
         launch.prompt, launch.stop_ids = self._inputs.address, self._inputs.address + 4 * launch.n_prompt
 
+    def use_kernel(self, artifact: Artifact, defines: tuple[str, ...] = ()) -> None:
+        """Run the kernel of ``artifact`` from the next launch on. None may be running."""
+        check_gpu(cuda_driver.load_driver(), self._gpu, artifact)
+        former, self._kernel = self._kernel, Kernel(self._context, self._gpu, artifact, defines)
+        former.close()
+
     def close(self) -> None:
         """Free weights, streams and code. The kernel must have left."""
         self._queue.close()

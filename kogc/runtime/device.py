@@ -98,6 +98,13 @@ class Device(Protocol):
         """
         ...
 
+    def use_kernel(self, artifact: Artifact, defines: tuple[str, ...] = ()) -> None:
+        """Run another kernel of the same program from the next launch on; what was uploaded stays. None may be running.
+
+        Raises as ``open_device`` does, and then the kernel stays as it was.
+        """
+        ...
+
     def close(self) -> None:
         """Free everything uploaded."""
         ...

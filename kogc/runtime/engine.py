@@ -58,7 +58,8 @@ class Engine:
         self._probing, self._fault = probe, fault
         _check_profile(artifact, probe, profile)
         artifact.verify_hashes()
-        self._device = open_device(artifact, ("KOGC_PROBE",) * probe + (_PROFILE,) * profile + ("KOGC_FAULT",) * (fault is not None))
+        self._defines = ("KOGC_PROBE",) * probe + (_PROFILE,) * profile + ("KOGC_FAULT",) * (fault is not None)
+        self._device = open_device(artifact, self._defines)
         self._stall_timeout = limit or target_facts(artifact.manifest.target)["spin_limit_s"]
         #: Held while a kernel runs: exchange buffers exist once. The kernel's own end releases it.
         self._running = threading.Lock()
@@ -84,10 +85,11 @@ class Engine:
         stop: str | int | Sequence[str | int] | None = None,
         session: Session | None = None,
         stall_timeout: float | None = None,
+        ignore_eos: bool = False,
     ) -> Generation:
         """Continue ``prompt`` (text or ids) greedily and return an iterator over the tokens.
 
-        The artifact's EOS ids always end it; ``stop`` adds strings and ids. With a ``session`` the prompt continues that
+        The artifact's EOS ids end it unless ``ignore_eos``; ``stop`` adds strings and ids. With a ``session`` the prompt continues that
         conversation, else the context starts empty. The kernel starts at once and runs ahead of a slow reader; while
         another generation of this engine runs, the call waits for its end.
 
@@ -96,7 +98,7 @@ class Engine:
         """
         called_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
         self._check_open()
-        stop_texts, stop_ids = self._stops(stop)
+        stop_texts, stop_ids = self._stops(stop, ignore_eos)
         if not isinstance(max_tokens, int | np.integer) or max_tokens < 1:
             raise BadInput(f"max_tokens must be at least 1, not {max_tokens!r}")
         if session is not None:
@@ -172,6 +174,18 @@ class Engine:
         session = Session(self._device.alloc(self._device.needs.kv, self._kv_name))
         self._sessions.add(session)
         return session
+
+    def use_kernel(self, artifact: Artifact) -> None:
+        """Run another kernel from the next launch on: the engine's own artifact ``with_kernel``, or again as it is. Uploaded
+        weights, sessions and their caches stay. Waits while a kernel runs.
+
+        Raises BadInput for another artifact; ArtifactError, MachineMismatch, ToolchainError, and then nothing changes.
+        """
+        if artifact.manifest.members != self.artifact.manifest.members:
+            raise BadInput(f"{artifact.path} is another artifact than the engine's, {self.artifact.path}; make an engine for it")
+        with self._running:
+            self._check_open()
+            self._device.use_kernel(artifact, self._defines)
 
     def close(self) -> None:
         """Cancel what runs and free all memory. Later calls raise BadInput."""
@@ -311,7 +325,7 @@ class Engine:
         if start + tokens > context:
             raise ContextOverflow(start, tokens, context)
 
-    def _stops(self, stop: str | int | Sequence[str | int] | None) -> tuple[list[str], tuple[int, ...]]:
+    def _stops(self, stop: str | int | Sequence[str | int] | None, ignore_eos: bool) -> tuple[list[str], tuple[int, ...]]:
         """Stop strings and all ids that end a generation."""
         entries = [] if stop is None else [stop] if isinstance(stop, str | int | float | np.integer) else list(stop)
         texts = [entry for entry in entries if isinstance(entry, str)]
@@ -324,7 +338,7 @@ class Engine:
         for entry in ids:
             if not isinstance(entry, int | np.integer) or not 0 <= entry < vocab:
                 raise BadInput(f"stop holds {entry!r}, which is neither text nor an id below {vocab}")
-        own = (token for token in self.artifact.manifest.eos_ids if 0 <= token < vocab)
+        own = () if ignore_eos else (token for token in self.artifact.manifest.eos_ids if 0 <= token < vocab)
         return texts, tuple(dict.fromkeys((*own, *map(int, ids))))
 
 

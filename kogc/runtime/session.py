@@ -40,6 +40,16 @@ class Session:
         self._claimable()
         self.ids, self.cached = [], 0
 
+    def rewind(self, length: int) -> None:
+        """Forget all but the first ``length`` ids of the conversation; what the caches hold of these stays there.
+
+        Raises BadInput when there are fewer, or while a generation uses the session.
+        """
+        self._claimable()
+        if not 0 <= length <= len(self.ids):
+            raise BadInput(f"the session has {len(self.ids)} tokens, so it cannot go back to {length}")
+        self.ids, self.cached = self.ids[:length], min(self.cached, length)
+
     def claim(self) -> None:
         """Reserve the session for one generation. Raises BadInput while another one uses it."""
         self._claimable()

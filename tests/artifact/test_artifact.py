@@ -29,6 +29,16 @@ def test_everything_comes_back(write, manifest, weights):
         assert "tiny for cpu" in repr(artifact)
 
 
+def test_another_kernel_in_the_place_of_its_own(write, weights):
+    artifact = load(write())
+    other = artifact.with_kernel("int other;\n", b"\x7fELF", cpu_features=("sse2",))
+    assert other.source == "int other;\n" and bytes(other.binary) == b"\x7fELF" and other.members["kernel.so"] == 4
+    assert other.manifest.cpu_features == ("sse2",) and other.weights().ctypes.data == artifact.weights().ctypes.data
+    assert artifact.source == "int main() {} // ✓\n" and artifact.manifest.cpu_features == ("avx2",)
+    other.close()
+    assert np.array_equal(artifact.weights(), weights)
+
+
 def test_unknown_things_are_named(write):
     artifact = load(write())
     for call, message in (

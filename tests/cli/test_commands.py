@@ -75,7 +75,7 @@ def test_targets_and_doctor(kogc):
     assert done.code == 0 and "compiler" in done.out.lower()
 
 
-@pytest.mark.parametrize("command", ["compile", "run", "inspect", "verify", "targets", "doctor", "demo"])
+@pytest.mark.parametrize("command", ["compile", "run", "inspect", "verify", "tune", "targets", "doctor", "demo"])
 def test_help_shows_examples(kogc, command):
     done = kogc(command, "--help")
     assert done.code == 0 and f"kogc {command}" in done.out and "Example" in done.out
@@ -83,4 +83,4 @@ def test_help_shows_examples(kogc, command):
 
 def test_help_lists_the_commands(kogc):
     out = kogc("--help").out
-    assert all(name in out for name in ("compile", "run", "inspect", "verify", "targets", "doctor", "demo"))
+    assert all(name in out for name in ("compile", "run", "inspect", "verify", "tune", "targets", "doctor", "demo"))

@@ -78,6 +78,11 @@ def test_running_says_what_is_missing(kogc, gpu_kog, no_gpu, command):
     assert done.code == 1 and "no NVIDIA" in done.line
 
 
+def test_more_workers_than_the_gpu_has_multiprocessors_are_refused_at_once(kogc, tiny_pt, tmp_path):
+    done = kogc("compile", tiny_pt, "--target", "h200", "--workers", "200", "-o", tmp_path / "t.kog")
+    assert done.code == 2 and "132 multiprocessors" in done.line and not (tmp_path / "t.kog").exists()
+
+
 def test_every_pass_is_dumped_with_the_kernel_as_cuda(kogc, tiny_pt, tmp_path):
     done = kogc("compile", tiny_pt, "--target", "h200", "--workers", "4", "--dtype", "fp16", "--no-gate", "-o", tmp_path / "t.kog", "--dump-ir", tmp_path / "ir")
     assert done.code == 0 and len(list((tmp_path / "ir").glob("*-kernel.cu"))) == 1

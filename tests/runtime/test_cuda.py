@@ -18,11 +18,16 @@ from kogc.artifact import load
 from kogc.artifact_manifest import Manifest, Section
 from kogc.artifact_writer import ArtifactWriter
 from kogc.codegen.launch import LAUNCH_VERSION, State
-from kogc.errors import ArtifactError, BadInput, EnvironmentFailure, KernelStalled, MachineMismatch, WorkersMissing
+from kogc.errors import ArtifactError, BadInput, EnvironmentFailure, KernelStalled, MachineMismatch, PlanRejected, WorkersMissing
+from kogc.machine import machine_id
 from kogc.runtime import cuda_driver, cuda_memory, cuda_module
 from kogc.runtime.cuda import CudaDevice
 from kogc.runtime.cuda_driver import CudaError, Driver
 from kogc.runtime.cuda_turn import Turn
+from kogc.targets.h200 import toolchain
+from kogc.tune import tune
+from kogc.tune_bench import Bench
+from kogc.tune_search import Comparison
 
 VOCAB, CONTEXT, WORKERS, EOS, EXCHANGE, THREADS, SHARED = 64, 48, 132, 63, 256, 384, 231000
 STALL, MISSING, SLOW, STUCK, CRASH, SILENT = range(50, 56)
@@ -383,6 +388,53 @@ def test_machines_that_do_not_fit(fake, artifact, change, message):
     del caught
     gc.collect()
     assert not fake.alive and not fake.retained
+
+
+def test_an_engine_takes_other_kernels_of_its_artifact(fake, artifact, expected):
+    with artifact.engine() as engine, engine.session() as session:
+        first = ids(engine.generate([3, 4], max_tokens=2, session=session))
+        uploads = fake.names().count("cuMemcpyHtoDAsync")
+        engine.use_kernel(artifact.with_kernel("// other", b"\x7fELF other"))
+        assert len([name for name in fake.alive if "module" in name]) == 1, "the former one is unloaded"
+        assert fake.names().count("cuMemcpyHtoDAsync") == uploads, "weights stay where they are"
+        assert ids(engine.generate([9], max_tokens=3, session=session)) == expected([3, 4, *first, 9], 3)
+        with pytest.raises(MachineMismatch, match="cannot load its binary"):
+            engine.use_kernel(artifact.with_kernel("// broken", b"rubbish"))
+        assert ids(engine.generate([3, 4], max_tokens=2)) == first
+    assert not fake.alive
+
+
+def test_tuning_swaps_kernels_and_writes_the_best(fake, make_artifact, monkeypatch, tmp_path):
+    """The whole of `kogc tune` for an h200, but for the compiler and the clock."""
+    gate = {"passed": True, "machine": machine_id(), "rel_rmse": 1e-6, "limit": 1e-4, "stages": []}
+    artifact = make_artifact(source="constexpr int WINDOW = 3;  // chunks\nconstexpr int BULK_WINDOW = 5;  // of them\n", gate=gate)
+
+    def build(source: str):
+        path = tmp_path / "kernel.cubin"
+        path.write_bytes(b"\x7fELF " + source.encode())
+        return path
+
+    def binary_facts(path):
+        if b"BULK_WINDOW = 8" in path.read_bytes():
+            raise PlanRejected("the kernel does not fit into registers")
+        return {"resources": {"registers": 168}}
+
+    def compare(bench, base, candidate, what):
+        return Comparison((100.0,) * 3, (120.0 if "WINDOW = 4" in what else 90.0,) * 3)
+
+    monkeypatch.setattr(toolchain, "build", build)
+    monkeypatch.setattr(toolchain, "binary_facts", binary_facts)
+    monkeypatch.setattr(toolchain, "toolchain_facts", lambda: {"compiler": "NVRTC 13.0"})
+    monkeypatch.setattr(Bench, "compare", compare)
+    monkeypatch.setattr("kogc.tune.ceiling_share", lambda *asked: None)
+    done = tune(artifact, tmp_path / "tuned.kog")
+    assert done.written and done.tuned == {"WINDOW": 4, "BULK_WINDOW": 4}
+    assert [(trial.knob, trial.value) for trial in done.trials] == [("WINDOW", 2), ("WINDOW", 4), ("BULK_WINDOW", 4), ("BULK_WINDOW", 6), ("BULK_WINDOW", 8)]
+    assert done.trials[-1].note == "the kernel does not fit into registers"
+    written = load(tmp_path / "tuned.kog")
+    assert bytes(written.binary) == b"\x7fELF " + written.source.encode() and "BULK_WINDOW = 4;  // of them" in written.source
+    assert written.manifest.toolchain == {"compiler": "NVRTC 13.0"} and written.manifest.meta["resources"] == {"registers": 168}
+    assert not fake.alive
 
 
 def test_binaries_that_do_not_belong(fake, make_artifact):

@@ -48,6 +48,12 @@ def test_eos_and_stop_ids_end_it(engine, expected):
     assert [token.id for token in generation] == ids[:3] and generation.finish_reason == "stop"
 
 
+def test_eos_can_be_ignored(engine, expected):
+    generation = engine.generate([1, 62], max_tokens=3, ignore_eos=True)
+    assert [token.id for token in generation] == [63, 62, 60] and generation.finish_reason == "length"
+    assert [token.id for token in engine.generate([1, 62], max_tokens=3, stop=62, ignore_eos=True)] == [63, 62]
+
+
 def test_the_context_ends_it(engine, expected):
     generation = engine.generate([2] * (CONTEXT - 2), max_tokens=100)
     assert [token.id for token in generation] == expected([2] * (CONTEXT - 2), 3)

@@ -53,6 +53,32 @@ def test_a_library_that_is_no_kernel(make_artifact):
         make_artifact(binary=binary).engine()
 
 
+def test_an_engine_takes_other_kernels_of_its_artifact(fake, expected):
+    """Another kernel answers otherwise; weights, caches and sessions stay."""
+    source = fake.source.replace("return (int32_t)(sum % VOCAB);", "return (int32_t)((sum + 1) % VOCAB);")
+    other = fake.with_kernel(source, toolchain.build(source).read_bytes())
+    with fake.engine() as engine, engine.session() as session:
+        first = [token.id for token in engine.generate([3], max_tokens=3, session=session)]
+        engine.use_kernel(other)
+        session.rewind(2)
+        assert [token.id for token in engine.generate([5], max_tokens=1, session=session)] == [(3 + first[0] + 5 + 1) % 64]
+        engine.use_kernel(fake)
+        session.rewind(2)
+        assert [token.id for token in engine.generate([5], max_tokens=3, session=session)] == expected([3, first[0], 5], 3)
+
+
+def test_an_engine_refuses_kernels_that_do_not_fit(fake, make_artifact, expected):
+    with fake.engine() as engine:
+        with pytest.raises(BadInput, match="is another artifact than the engine's"):
+            engine.use_kernel(make_artifact(source=fake.source + "// other\n"))
+        broken = fake.with_kernel("", toolchain.build('extern "C" int other() { return 1; }').read_bytes())
+        with pytest.raises(ArtifactError, match="section kernel.so cannot be loaded"):
+            engine.use_kernel(broken)
+        assert [token.id for token in engine.generate([3], max_tokens=3)] == expected([3], 3)
+    with pytest.raises(BadInput, match="the engine is closed"):
+        engine.use_kernel(fake)
+
+
 def test_another_launch_version(make_artifact, monkeypatch):
     monkeypatch.setattr(facts, "LAUNCH_VERSION", 99)
     with pytest.raises(ArtifactError, match=rf"launch version {LAUNCH_VERSION}, this kogc 99; compile the model again"):

@@ -42,6 +42,17 @@ def test_reset_starts_over(engine, expected):
     assert [token.id for token in engine.generate([4], max_tokens=5, session=session)] == expected([4], 5)
 
 
+def test_rewinding_keeps_what_lies_before(engine, expected):
+    with engine.session() as session:
+        list(engine.generate([3, 4, 5], max_tokens=6, session=session))
+        session.rewind(2)
+        assert session.ids == [3, 4] and session.cached == 2
+        assert [token.id for token in engine.generate([9], max_tokens=4, session=session)] == expected([3, 4, 9], 4)
+        for length in (-1, 8):
+            with pytest.raises(BadInput, match=f"has 7 tokens, so it cannot go back to {length}"):
+                session.rewind(length)
+
+
 def test_a_session_serves_one_generation_at_a_time(engine):
     session = engine.session()
     generation = engine.generate([52], session=session)
