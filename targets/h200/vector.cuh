@@ -118,7 +118,7 @@ DEVICE Activation<K, WARPS, false> prepare(const Worker&, const float* x, int, f
 // Poll this lane's part of a vector that others write.
 template <int K, int WARPS>
 DEVICE void poll_slice(Slice<K, WARPS>& own, const uint32_t* words, uint32_t tag) {
-  uint4 found[own.MINE];
+  uint4 found[Slice<K, WARPS>::MINE];
   uint32_t open = 0;
   UNROLL for (int i = 0; i < own.MINE; ++i) found[i] = {}, open |= own.has(i) ? 1u << i : 0;
   ROLLED while (__any_sync(~0u, open) && !leave_now()) {  // lanes that left one by one would stay apart in all that follows

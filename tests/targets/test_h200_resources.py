@@ -1,6 +1,7 @@
 """Resource gates: emitted kernels keep everything in registers, and the ring for the weights stays deep."""
 
 import dataclasses
+import shlex
 from functools import cache
 
 import pytest
@@ -41,6 +42,12 @@ def small_plan(name: str) -> tuple[Program, Schedule]:
     return result.program, result.schedule
 
 
+def compilers() -> list[str]:
+    """Values of $KOGC_NVCC: NVRTC, and an nvcc where this machine has one. Each refuses what another takes."""
+    nvcc = [shlex.join(c.command) for c in toolchain.find_compilers() if c.command and c.works]
+    return ["nvrtc", *nvcc]
+
+
 def built(source: str) -> tuple[ResourceReport, int]:
     """The figures of a kernel, and the slots of its ring."""
     cubin = toolchain.build(source + SLOTS)
@@ -66,10 +73,13 @@ SMALL = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name, dtype", SMALL)
-def test_small_kernels_neither_spill_nor_use_the_stack(name, dtype):
+def test_small_kernels_neither_spill_nor_use_the_stack(name, dtype, monkeypatch):
     program, plan = small_plan(name)
     program = dataclasses.replace(program, dtype=dtype)
-    assert_lean(render(program, plan, TARGET, pack_index(program, plan, TARGET.layout)).source)
+    source = render(program, plan, TARGET, pack_index(program, plan, TARGET.layout)).source
+    for compiler in compilers():
+        monkeypatch.setenv("KOGC_NVCC", compiler)
+        assert_lean(source)
 
 
 @pytest.mark.full
