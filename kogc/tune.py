@@ -11,7 +11,7 @@ from typing import Any
 from kogc.artifact import Artifact
 from kogc.artifact_copy import copy_members
 from kogc.artifact_writer import ArtifactWriter
-from kogc.errors import BadInput
+from kogc.errors import BadInput, EnvironmentFailure
 from kogc.machine import machine_id
 from kogc.output import check_output
 from kogc.runtime.device import why_no_device
@@ -82,8 +82,8 @@ def tune(
         progress: called with what is being done, how much of it is done, and of how much.
 
     Raises:
-        BadInput: no weights, no knobs, no passed gate, no machine to run it on, or options that do not fit.
-        OutputFailure, ToolchainError, EnvironmentFailure: disk, compiler or machine do not play along.
+        BadInput: no weights, no knobs, no passed gate, or options that do not fit.
+        OutputFailure, ToolchainError, EnvironmentFailure: disk, compiler or machine do not play along; no device to run it on.
     """
     tell = progress or (lambda what, done, total: None)
     path = Path(output) if output is not None else artifact.path
@@ -105,11 +105,12 @@ def tune(
 
 
 def _entitled(artifact: Artifact) -> Mapping[str, Any]:
-    """The gate that passed for ``artifact`` on this machine. Raises BadInput where there is none, or could be none."""
+    """The gate that passed for ``artifact`` on this machine. Raises BadInput where there is none, EnvironmentFailure where there can
+    be none."""
     artifact.weights()  # raises when there are none
     obstacle = why_no_device(artifact.manifest.target)
     if obstacle:
-        raise BadInput(f"{artifact.path} is for target {artifact.manifest.target} and cannot be measured on this machine: {obstacle}")
+        raise EnvironmentFailure(f"{artifact.path} is for target {artifact.manifest.target} and cannot be measured on this machine: {obstacle}")
     gate = passed_gate(artifact)
     if gate is None:
         raise BadInput(f"no accuracy gate of {artifact.path} has passed on this machine; run `kogc verify {artifact.path}` first")

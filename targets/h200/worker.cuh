@@ -47,7 +47,7 @@ constexpr int SCRIPT_BEGIN = NEAR_BEGIN + SCRATCH_FLOATS * 4;
 constexpr int RING_BEGIN = (SCRIPT_BEGIN + SCRIPT_WORDS * 4 + 127) / 128 * 128;
 constexpr int SLOTS = (SHARED_BYTES - RING_BEGIN) / CHUNK_BYTES < 64 ? (SHARED_BYTES - RING_BEGIN) / CHUNK_BYTES : 64;
 constexpr uint32_t RING_BYTES = SLOTS * CHUNK_BYTES;
-static_assert(SLOTS > 4, "near memory leaves too little for the ring");  // what a warp takes at once lies in up to three chunks
+static_assert(SLOTS > 4, "the vectors of this model leave too little shared memory for the ring of weights");  // what a warp takes at once lies in up to three chunks
 
 // An int that all threads of a worker know, the same in each: kept once a warp. In registers it would be in everybody's way.
 template <int N>
