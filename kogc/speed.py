@@ -12,8 +12,8 @@ from kogc.artifact import Artifact
 from kogc.cache import cache_folder, content_key, write_atomically
 from kogc.ceiling import read_ceiling
 from kogc.errors import KogcError
-from kogc.machine import machine_id
 from kogc.runtime import cuda_ceiling
+from kogc.runtime.device import device_id
 from kogc.runtime.generation import Stats
 from kogc.traffic import traffic
 
@@ -50,14 +50,14 @@ def measured_speed(artifact: Artifact, stats: Stats) -> Speed:
 
 def passed_gate(artifact: Artifact) -> Mapping[str, Any] | None:
     """The gate that passed for exactly this file on this machine: at compile time, or by a later `kogc verify`."""
-    recorded = artifact.manifest.gate
-    if recorded and recorded["passed"] and recorded["machine"] == machine_id():
+    recorded, here = artifact.manifest.gate, device_id(artifact.manifest.target)
+    if recorded and recorded["passed"] and recorded["machine"] == here:
         return recorded
     try:
         later = json.loads(_record(artifact).read_text())
     except (OSError, ValueError, KogcError):
         return None
-    return later if later["passed"] and later["machine"] == machine_id() else None
+    return later if later["passed"] and later["machine"] == here else None
 
 
 def remember_gate(artifact: Artifact, gate: Mapping[str, Any]) -> None:

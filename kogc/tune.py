@@ -12,9 +12,8 @@ from kogc.artifact import Artifact
 from kogc.artifact_copy import copy_members
 from kogc.artifact_writer import ArtifactWriter
 from kogc.errors import BadInput, EnvironmentFailure
-from kogc.machine import machine_id
 from kogc.output import check_output
-from kogc.runtime.device import why_no_device
+from kogc.runtime.device import device_id, why_no_device
 from kogc.speed import ceiling_share, passed_gate
 from kogc.targets.toolchains import load_toolchain
 from kogc.tune_bench import Bench, Load, build_kernel, make_load
@@ -153,7 +152,7 @@ def _write(writer: ArtifactWriter, best: Artifact, start: Values, found: Found, 
     """Fill ``writer`` with ``best``, the artifact with the kernel that was found."""
     assert found.final is not None
     copy_members(best, writer, lambda done, total: tell("writing the artifact", done, total))
-    tuning = {"machine": machine_id(), **dataclasses.asdict(load), **found.final.to_json()}
+    tuning = {"machine": device_id(best.manifest.target), **dataclasses.asdict(load), **found.final.to_json()}
     tuned = {**best.manifest.meta.get("tuned", {}), **_changed(start, found)}
     writer.seal(dataclasses.replace(best.manifest, gate=_carried(gate), meta={**best.manifest.meta, "tuned": tuned, "tuning": tuning}))
 

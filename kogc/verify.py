@@ -19,8 +19,8 @@ from kogc.gate_stages import StageCheck, check_stages
 from kogc.ir.graph import Graph
 from kogc.ir.interpret import run_sequence
 from kogc.ir.passes.views import source_key
-from kogc.machine import machine_id
 from kogc.packed import packed_weights
+from kogc.runtime.device import device_id
 
 #: Positions of the gate's text: half of them seeded random ids, half what the model makes of them.
 POSITIONS = 48
@@ -128,7 +128,7 @@ def run_gate(
     if stages or not result.passed:
         tell("gate: probing the stages", 0, 0)
         result = with_stages(result, check_stages(artifact, ids, result.limit))
-    return dataclasses.replace(result, seconds=time.monotonic() - began)
+    return dataclasses.replace(result, machine=device_id(artifact.manifest.target), seconds=time.monotonic() - began)
 
 
 def gate_ids(engine: Any, vocab: int, context: int) -> list[int]:
@@ -145,7 +145,7 @@ def gate_ids(engine: Any, vocab: int, context: int) -> list[int]:
 
 
 def judge(runs: Sequence[np.ndarray], expected: np.ndarray, dtype: str, reference_name: str) -> GateResult:
-    """The verdict on the logits [T, vocab] of several equal runs."""
+    """The verdict on the logits [T, vocab] of several equal runs. Where they ran and for how long is the caller's to add."""
     limit, logits = LIMITS[dtype], runs[0]
     close = closeness(logits, expected)
     worst = max(closeness(row, wanted).rel_rmse for row, wanted in zip(logits, expected, strict=True))
@@ -173,7 +173,7 @@ def judge(runs: Sequence[np.ndarray], expected: np.ndarray, dtype: str, referenc
         runs=len(runs),
         stages=(),
         first_bad_stage=None,
-        machine=machine_id(),
+        machine="",
         seconds=0.0,
     )
 

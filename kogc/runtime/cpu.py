@@ -79,6 +79,11 @@ class CpuDevice:
     def obstacle() -> None:
         """There is always a CPU."""
 
+    @staticmethod
+    def model() -> str:
+        """The machine itself is the device."""
+        return ""
+
     def alloc(self, nbytes: int, what: str, host: bool = False) -> CpuBlock:
         """Zeroed memory; all of it is the host's, too."""
         return CpuBlock(nbytes, what)

@@ -72,6 +72,14 @@ class CudaDevice:
             return f"{gpu} has compute capability {'.'.join(map(str, gpu.capability))}, not {'.'.join(map(str, CAPABILITY))}"
         return None
 
+    @staticmethod
+    def model() -> str:
+        """The name of the chosen GPU; empty where there is none."""
+        try:
+            return cuda_driver.chosen_gpu(cuda_driver.load_driver()).name
+        except (BadInput, EnvironmentFailure):
+            return ""
+
     def alloc(self, nbytes: int, what: str, host: bool = False) -> GpuBlock | HostBlock:
         """Zeroed memory of the GPU, or with ``host`` pinned memory that both sides see."""
         return HostBlock(self._memory, nbytes, what) if host else GpuBlock(self._memory, nbytes, what, self._queue.clear)

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from kogc.cache import content_key
 from kogc.codegen.launch import Launch
 from kogc.errors import BadInput
+from kogc.machine import machine_id
 
 if TYPE_CHECKING:
     from kogc.artifact import Artifact
@@ -91,6 +93,11 @@ class Device(Protocol):
         """Why no kernel can run here, in a few words; None when one can."""
         ...
 
+    @staticmethod
+    def model() -> str:
+        """Which kind of device kernels run on here, beyond what ``machine_id`` knows; empty when there is nothing more to say."""
+        ...
+
     def start(self, launch: Launch, left: Callable[[], None]) -> Running:
         """Begin a launch and return at once; ``left`` is called, from any thread, when the kernel has left.
 
@@ -124,6 +131,12 @@ def open_device(artifact: Artifact, defines: tuple[str, ...] = ()) -> Device:
 def why_no_device(target: str) -> str | None:
     """Why this machine cannot run kernels for ``target``, in a few words; None when it can."""
     return _device_class(target).obstacle()
+
+
+def device_id(target: str) -> str:
+    """A key of this machine and of its device for ``target``: what was measured on one is not claimed on another."""
+    model = _device_class(target).model()
+    return content_key(machine_id(), model) if model else machine_id()
 
 
 def _device_class(target: str) -> type:

@@ -19,11 +19,12 @@ from kogc.artifact_manifest import Manifest, Section
 from kogc.artifact_writer import ArtifactWriter
 from kogc.codegen.launch import LAUNCH_VERSION, State
 from kogc.errors import ArtifactError, BadInput, EnvironmentFailure, KernelStalled, MachineMismatch, PlanRejected, WorkersMissing
-from kogc.machine import machine_id
 from kogc.runtime import cuda_driver, cuda_memory, cuda_module
 from kogc.runtime.cuda import CudaDevice
 from kogc.runtime.cuda_driver import CudaError, Driver
 from kogc.runtime.cuda_turn import Turn
+from kogc.runtime.device import device_id
+from kogc.speed import passed_gate
 from kogc.targets.h200 import toolchain
 from kogc.tune import tune
 from kogc.tune_bench import Bench
@@ -404,9 +405,17 @@ def test_an_engine_takes_other_kernels_of_its_artifact(fake, artifact, expected)
     assert not fake.alive
 
 
+def test_a_gate_holds_for_the_kind_of_gpu_it_passed_on(fake, make_artifact, monkeypatch):
+    gate = {"passed": True, "machine": device_id("h200"), "rel_rmse": 1e-6, "limit": 1e-4, "stages": []}
+    artifact = make_artifact(gate=gate)
+    assert passed_gate(artifact)["rel_rmse"] == 1e-6
+    monkeypatch.setattr(FakeDriver, "_cuDeviceGetName", lambda self, length, device: b"NVIDIA H200 NVL\0")
+    assert passed_gate(artifact) is None
+
+
 def test_tuning_swaps_kernels_and_writes_the_best(fake, make_artifact, monkeypatch, tmp_path):
     """The whole of `kogc tune` for an h200, but for the compiler and the clock."""
-    gate = {"passed": True, "machine": machine_id(), "rel_rmse": 1e-6, "limit": 1e-4, "stages": []}
+    gate = {"passed": True, "machine": device_id("h200"), "rel_rmse": 1e-6, "limit": 1e-4, "stages": []}
     artifact = make_artifact(source="constexpr int WINDOW = 3;  // chunks\nconstexpr int BULK_WINDOW = 5;  // of them\n", gate=gate)
 
     def build(source: str):
