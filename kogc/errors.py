@@ -85,9 +85,10 @@ class KernelStalled(EnvironmentFailure):
             return
         limit = f" for {waited_s:g} s" if waited_s is not None else ""
         other = "another" if peer is None else f"worker {peer}"
+        found = f", expecting write {expected} and seeing {seen}" if expected is not None else ""
         super().__init__(
-            f"stage {stage} (iteration {iteration}, step {step}): worker {worker} waited{limit} for {other}, "
-            f"expecting write {expected} and seeing {seen}; if the machine was merely busy, raise stall_timeout"
+            f"stage {stage} (iteration {iteration}, step {step}): worker {worker} waited{limit} for {other}{found}; "
+            "if the machine was merely busy, raise stall_timeout"
         )
 
 

@@ -64,7 +64,7 @@ STATE_FIELDS = (
     Field("abort_peer", "int32_t", ctypes.c_int32, "the worker it waited for"),
     Field("abort_step", "int32_t", ctypes.c_int32, "step of the launch"),
     Field("nan_position", "int32_t", ctypes.c_int32, "position whose logits held a NaN"),
-    Field("abort_expected", "int64_t", ctypes.c_int64, "write index waited for"),
+    Field("abort_expected", "int64_t", ctypes.c_int64, "write index waited for; -1: nobody can tell"),
     Field("abort_seen", "int64_t", ctypes.c_int64, "write index found"),
     Field("first_token_ns", "int64_t", ctypes.c_int64, "monotonic clock when the first token was in the ring"),
     Field("start_ns", "int64_t", ctypes.c_int64, "monotonic clock when all workers had checked in"),

@@ -163,13 +163,14 @@ class Job:
         if not 0 <= state.abort_stage < len(self._stages):
             # Before the first stage, workers wait until all of them are there.
             return WorkersMissing(state.abort_worker, self.request.stall_timeout, self._crowded)
+        told = state.abort_expected >= 0
         return KernelStalled(
             stage=self._stages[state.abort_stage],
             iteration=state.abort_iteration,
             worker=state.abort_worker,
             peer=state.abort_peer if state.abort_peer >= 0 else None,
-            expected=state.abort_expected,
-            seen=state.abort_seen,
+            expected=state.abort_expected if told else None,
+            seen=state.abort_seen if told else None,
             step=state.abort_step,
             waited_s=self.request.stall_timeout,
         )

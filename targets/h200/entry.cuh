@@ -33,7 +33,7 @@ DEVICE void pass_on_report(const kogc_launch& launch) {
     if (!r.filled || (first >= 0 && r.entered >= first)) continue;
     first = r.entered;
     state.abort_stage = r.stage, state.abort_iteration = r.iteration, state.abort_worker = r.worker, state.abort_step = r.step;
-    state.abort_peer = -1, state.abort_expected = r.expected, state.abort_seen = r.seen;
+    state.abort_peer = -1, state.abort_expected = -1;  // a warp waits for many words of many workers at once
   }
 }
 

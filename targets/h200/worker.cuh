@@ -90,7 +90,7 @@ enum { LEAVE = 0, ARRIVED = 1, LEFT = 2, REASON = 3, ABORTED = 4 };
 // What all others may know of a worker: how many steps it has completed, and what it waited for in vain. The worker that
 // leaves last passes on to the host the report of the wait that comes first in the program; the others are its consequences.
 struct Report {
-  int64_t entered, expected, seen;
+  int64_t entered;
   int32_t stage, iteration, worker, step;
   int32_t filled;
   uint32_t steps;

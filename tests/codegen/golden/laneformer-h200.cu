@@ -21,7 +21,7 @@ struct kogc_state {
   int32_t abort_peer;  // the worker it waited for
   int32_t abort_step;  // step of the launch
   int32_t nan_position;  // position whose logits held a NaN
-  int64_t abort_expected;  // write index waited for
+  int64_t abort_expected;  // write index waited for; -1: nobody can tell
   int64_t abort_seen;  // write index found
   int64_t first_token_ns;  // monotonic clock when the first token was in the ring
   int64_t start_ns;  // monotonic clock when all workers had checked in
