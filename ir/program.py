@@ -240,6 +240,16 @@ class Stage:
     rows_width: int = 0
 
     @property
+    def read_before(self) -> set[str]:
+        """Names that the prologue and the dots read."""
+        return {self.vector, *(name for op in self.prologue for name in op.inputs)}
+
+    @property
+    def read_after(self) -> set[str]:
+        """Names that the epilogues of all parts read."""
+        return {name for part in self.parts for op in part.epilogue for name in op.inputs}
+
+    @property
     def row_width(self) -> int:
         """Rows per lane of parts without matrices; 0 for a stage that has no such parts."""
         return self.combine.width if self.combine else self.embed_width or self.rows_width

@@ -42,10 +42,19 @@ def measured_speed(artifact: Artifact, stats: Stats) -> Speed:
     if stats.decode_tok_s is None:
         return Speed(None, None, gate, f"{stats.tokens} tokens, too few for a speed; accuracy gate passed")
     share = ceiling_share(artifact, stats.decode_tok_s, stats.prompt_tokens + stats.tokens // 2)
-    beside = f"{share:.0%} of the read ceiling" if share is not None else "read ceiling not measured here"
     first = f"first token after {stats.ttft_s * 1e3:.0f} ms, " if stats.ttft_s is not None else ""
-    line = f"{stats.tokens} tokens, {first}{stats.decode_tok_s:.0f} tok/s = {beside}, accuracy gate passed ({gate['rel_rmse']:.1e} of {gate['limit']:.0e})"
+    line = f"{stats.tokens} tokens, {first}{stats.decode_tok_s:.0f} tok/s = {beside_ceiling(share)}, {gate_words(gate)}"
     return Speed(stats.decode_tok_s, share, gate, line)
+
+
+def beside_ceiling(share: float | None) -> str:
+    """What is told beside a speed: its share of the read ceiling."""
+    return f"{share:.0%} of the read ceiling" if share is not None else "read ceiling not measured here"
+
+
+def gate_words(gate: Mapping[str, Any]) -> str:
+    """What is told beside a speed: the passed ``gate`` that entitles to it, and how far it was from the limit."""
+    return f"accuracy gate passed ({gate['rel_rmse']:.1e} of {gate['limit']:.0e})"
 
 
 def passed_gate(artifact: Artifact) -> Mapping[str, Any] | None:

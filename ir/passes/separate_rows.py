@@ -136,7 +136,7 @@ def _frontier(stage: Stage, moved: Sequence[OpSpec]) -> tuple[OpSpec, ...]:
     names = {op.name for op in moved}
     used = {stage.vector, *(output.value for output in stage.prologue_outputs)}
     used |= {name for op in stage.prologue if op.name not in names for name in op.inputs}
-    used |= {name for part in stage.parts for op in part.epilogue for name in op.inputs}
+    used |= stage.read_after
     return tuple(op for op in moved if op.name in used)
 
 
@@ -156,27 +156,23 @@ def _operand(stage: Stage, name: str) -> Operand:
 def _without(stage: Stage, ops: Iterable[OpSpec]) -> Stage:
     """The stage without ``ops`` of its prologue, what it published of them, and what only they read."""
     gone = {op.name for op in ops}
-    prologue = tuple(op for op in stage.prologue if op.name not in gone)
-    read = {stage.vector, *(name for op in prologue for name in op.inputs)}
-    read |= {name for part in stage.parts for op in part.epilogue for name in op.inputs}
+    rest = replace(stage, prologue=tuple(op for op in stage.prologue if op.name not in gone))
+    read = rest.read_before | rest.read_after
     return replace(
-        stage,
+        rest,
         operands=tuple(operand for operand in stage.operands if operand.name in read),
         consts=tuple(const for const in stage.consts if const.name in read),
-        prologue=prologue,
         prologue_outputs=tuple(output for output in stage.prologue_outputs if output.value not in gone),
     )
 
 
 def _reading(stage: Stage, operand: Operand) -> Stage:
     """The stage with ``operand`` where it read a result of that name: whole before the dots, its own rows after them."""
-    before = {stage.vector, *(name for op in stage.prologue for name in op.inputs)}
-    after = {name for part in stage.parts for op in part.epilogue for name in op.inputs}
     names = Unique([one.name for one in (*stage.operands, *stage.consts, *stage.prologue, *(op for part in stage.parts for op in part.epilogue))])
     operands, parts = list(stage.operands), stage.parts
-    if operand.name in before:
+    if operand.name in stage.read_before:
         operands.append(operand)
-    if operand.name in after:
+    if operand.name in stage.read_after:
         rows = replace(operand, name=names(f"{operand.name}_rows"), access="rows")
         operands.append(rows)
         parts = tuple(replace(part, epilogue=tuple(_renamed(op, operand.name, rows.name) for op in part.epilogue)) for part in parts)

@@ -74,11 +74,12 @@ def _kept(trial: Any) -> str:
 
 
 def _speed_line(done: Any) -> str:
+    from kogc.speed import beside_ceiling, gate_words
+
     if done.tok_s is None:
         return "no candidate could be measured"
-    beside = f"{done.ceiling_share:.0%} of the read ceiling" if done.ceiling_share is not None else "read ceiling not measured here"
     where = f"{done.load.tokens} tokens behind {done.load.context}, median of {done.load.runs} runs"
-    return f"{done.tok_s:.1f} tok/s = {beside} ({where}), accuracy gate passed ({done.gate['rel_rmse']:.1e} of {done.gate['limit']:.0e})"
+    return f"{done.tok_s:.1f} tok/s = {beside_ceiling(done.ceiling_share)} ({where}), {gate_words(done.gate)}"
 
 
 def _end_line(done: Any, file: Path, output: Path) -> str:

@@ -40,8 +40,7 @@ def make_intakes(program: Program, schedule: Schedule, rules: DotRules) -> tuple
 
 def late_values(stage: Stage) -> set[str]:
     """Values that are read after the worker's threads last met: by epilogues, by shares, and all that stages without dots read."""
-    names = {name for part in stage.parts for op in part.epilogue for name in op.inputs}
-    names |= {output.value for output in stage.prologue_outputs}
+    names = stage.read_after | {output.value for output in stage.prologue_outputs}
     if stage.kind in ("combine", "rows"):
         names |= {value.name for value in (*stage.operands, *stage.prologue)}
     return names
@@ -51,7 +50,7 @@ def _intake(stage: Stage, work: Sequence[Sequence[WorkerStage]], rules: DotRules
     visits = [units for instance in work for one in instance for units in _visits(one)]
     k = stage.parts[0].k
     warps = rules.sharing(k, max(visits, default=1))
-    one_lane = _one_lane_each(work)
+    one_lane = one_lane_each(work)
     operand, norm = _polled(stage) if one_lane else (None, None)
     batched = one_lane and max(visits, default=0) <= rules.batch_units and not _skipped(stage) and not stage.prologue_outputs
     floats, copied = rules.packed_floats(k, warps)
@@ -70,7 +69,7 @@ def _visits(work: WorkerStage) -> Iterator[int]:
         yield sum(run.count for run in work.runs if run.lane == lane)
 
 
-def _one_lane_each(work: Sequence[Sequence[WorkerStage]]) -> bool:
+def one_lane_each(work: Sequence[Sequence[WorkerStage]]) -> bool:
     """Whether no worker visits several lanes: it would publish for the first one before it reads for the second."""
     return all(len({run.lane for run in one.runs}) <= 1 for instance in work for one in instance)
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 
-from kogc.codegen.intake import Intake, late_values, make_intakes
+from kogc.codegen.intake import Intake, late_values, make_intakes, one_lane_each
 from kogc.codegen.layout import BEST_WORDS, numbered_stages, pitch, round_up, stage_places, stored_lanes
 from kogc.codegen.near_places import Key, Space, Value, place_values
 from kogc.ir.passes.elements import Deal, made_by, needed_of
@@ -178,7 +178,7 @@ def _near_consts(stage: Stage, work, intake: Intake | None) -> dict[Key, Value]:
     every_lane = {name for op in stage.prologue if op.scope == "all" for name in op.inputs}
     rows = {const.name: const.shape[-1] for const in stage.consts if const.kind == "table"}
     near = {("const", name): Value(1, width, round_up(width, _ALIGN), True, False, optional=True) for name, width in rows.items()}
-    if any(len({run.lane for run in one.runs}) > 1 for instance in work for one in instance):
+    if not one_lane_each(work):
         return near
     late = late_values(stage)
     widths = {const.name: prod(const.shape) for const in stage.consts if const.name in read and const.kind == "weight" and (const.lanes == 1 or const.name not in every_lane)}

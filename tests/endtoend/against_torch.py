@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -12,9 +14,12 @@ import torch
 from torch import nn
 
 import kogc
+from kogc import compiler
 from kogc.artifact import Artifact
+from kogc.gate_stages import StageCheck, check_stages
 from kogc.models.build import build_model
 from kogc.runtime.engine import Engine
+from kogc.targets import load_target
 from kogc.targets.cpu import toolchain
 
 #: The project's accuracy limits: relative RMSE of the logits. Written down here again, so that nobody moves them unseen.
@@ -44,6 +49,14 @@ def compile_quickly(source: Any, folder: Path, **options: Any) -> Artifact:
     flags = tuple("-O0" if flag == "-O3" else flag for flag in toolchain.FLAGS)
     with mock.patch.object(toolchain, "FLAGS", flags):
         return kogc.compile(source, target="cpu", output=folder / "model.kog", gate=False, **options)
+
+
+@contextmanager
+def target_facts(**changes: int) -> Iterator[None]:
+    """Whatever the compiler loads as its target has these facts instead of its own."""
+    changed = lambda name: dataclasses.replace(load_target(name), facts={**load_target(name).facts, **changes})
+    with mock.patch.object(compiler, "load_target", changed):
+        yield
 
 
 def random_ids(vocab: int, count: int, seed: int = 0) -> list[int]:
@@ -94,3 +107,19 @@ def generated(engine: Engine, ids: Sequence[int], max_tokens: int, **options: An
 
 def assert_equal_bits(one: np.ndarray, other: np.ndarray) -> None:
     assert np.array_equal(one.view(np.uint32), other.view(np.uint32))
+
+
+def assert_agrees(artifact: Artifact, module: nn.Module, capacity: int, dtype: str) -> Sequence[StageCheck]:
+    """Logits, generated tokens up to the ``capacity`` and every probed stage agree with ``module``; repeats are equal bit by bit.
+    Returns the checks of the stages."""
+    ids = random_ids(artifact.manifest.vocab, capacity)
+    with artifact.engine() as engine:
+        logits = engine.logits(ids)
+        assert_close(logits, torch_logits(module, ids), dtype)
+        assert_equal_bits(engine.logits(ids), logits)
+        tokens = generated(engine, ids[:5], capacity)
+        assert len(tokens) == capacity - 4
+        assert_greedy(tokens, torch_logits(module, ids[:5] + tokens[:-1])[4:], dtype)
+        checks = check_stages(artifact, ids, LIMITS[dtype])
+        assert all(check.passed for check in checks)
+    return checks

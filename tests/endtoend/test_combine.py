@@ -1,29 +1,11 @@
 """Models compiled for a target that wants the splits of attention brought together by stages of their own."""
 
-import dataclasses
-from collections.abc import Iterator
-from contextlib import contextmanager
-from unittest import mock
-
 import pytest
-from against_torch import (
-    LIMITS,
-    assert_close,
-    assert_equal_bits,
-    assert_greedy,
-    compile_quickly,
-    generated,
-    random_ids,
-    random_model,
-    torch_logits,
-)
+from against_torch import assert_agrees, compile_quickly, random_model, target_facts
 
-from kogc import compiler
 from kogc.dump import program_text
-from kogc.gate_stages import check_stages
 from kogc.inspect import summarize
 from kogc.ir.draw import draw
-from kogc.targets import load_target
 
 pytestmark = pytest.mark.compiler
 
@@ -50,14 +32,6 @@ CASES = [
 ]
 
 
-@contextmanager
-def combining_apart(most_words: int = 0) -> Iterator[None]:
-    """Targets say that more than ``most_words`` of partials are too many."""
-    changed = lambda name: dataclasses.replace(load_target(name), facts={**load_target(name).facts, "combine_words": most_words})
-    with mock.patch.object(compiler, "load_target", changed):
-        yield
-
-
 #: The others are left to `.ci/run`.
 PLAIN = {"GQA, two workers", "a head of its own for every query", "lanes that share a worker"}
 
@@ -67,18 +41,10 @@ PLAIN = {"GQA, two workers", "a head of its own for every query", "lanes that sh
 )
 def test_logits_tokens_and_stages_agree_with_torch(tmp_path, config, dtype, workers):
     module = random_model(config, CAPACITY, dtype)
-    ids = random_ids(config["vocab_size"], CAPACITY)
-    with combining_apart():
+    with target_facts(combine_words=0):
         artifact = compile_quickly(module, tmp_path, dtype=dtype, workers=workers)
-    with artifact, artifact.engine() as engine:
-        logits = engine.logits(ids)
-        assert_close(logits, torch_logits(module, ids), dtype)
-        assert_equal_bits(engine.logits(ids), logits)
-        tokens = generated(engine, ids[:5], CAPACITY)
-        assert len(tokens) == CAPACITY - 4
-        assert_greedy(tokens, torch_logits(module, ids[:5] + tokens[:-1])[4:], dtype)
-        checks = check_stages(artifact, ids, LIMITS[dtype])
-        assert all(check.passed for check in checks)
+    with artifact:
+        checks = assert_agrees(artifact, module, CAPACITY, dtype)
         combines = [stage.name for *_, stage in artifact.program.instances() if stage.kind == "combine"]
         assert len(combines) == config["num_hidden_layers"] and set(combines) <= {check.stage for check in checks}
 
@@ -89,7 +55,7 @@ def test_one_exchange_more_a_layer_is_reported_and_drawn(tmp_path):
     apart.mkdir(), together.mkdir()
     with compile_quickly(module, together, workers=3, weights=False) as artifact:
         before = summarize(artifact)
-    with combining_apart(), compile_quickly(module, apart, workers=3, weights=False) as artifact:
+    with target_facts(combine_words=0), compile_quickly(module, apart, workers=3, weights=False) as artifact:
         after = summarize(artifact)
         assert "self_attn: attention, splits combined" in draw(artifact.program)
         assert "combines 3 splits of 6 heads of 10 in partials" in program_text(artifact.program)
@@ -99,5 +65,5 @@ def test_one_exchange_more_a_layer_is_reported_and_drawn(tmp_path):
 
 
 def test_partials_within_the_bound_stay_where_they_are(tmp_path):
-    with combining_apart(1 << 20), compile_quickly(random_model(LLAMA, CAPACITY), tmp_path, workers=2, weights=False) as artifact:
+    with target_facts(combine_words=1 << 20), compile_quickly(random_model(LLAMA, CAPACITY), tmp_path, workers=2, weights=False) as artifact:
         assert all(stage.kind != "combine" for *_, stage in artifact.program.instances())

@@ -1,29 +1,11 @@
 """Models compiled for a target that wants sums over lanes made by stages of their own."""
 
-import dataclasses
-from collections.abc import Iterator
-from contextlib import contextmanager
-from unittest import mock
-
 import pytest
-from against_torch import (
-    LIMITS,
-    assert_close,
-    assert_equal_bits,
-    assert_greedy,
-    compile_quickly,
-    generated,
-    random_ids,
-    random_model,
-    torch_logits,
-)
+from against_torch import assert_agrees, compile_quickly, random_model, target_facts
 
-from kogc import compiler
 from kogc.dump import program_text
-from kogc.gate_stages import check_stages
 from kogc.inspect import summarize
 from kogc.ir.draw import draw
-from kogc.targets import load_target
 
 pytestmark = pytest.mark.compiler
 
@@ -53,14 +35,6 @@ CASES = [
 ]  # fmt: skip
 
 
-@contextmanager
-def facts(**changes: int) -> Iterator[None]:
-    """Targets say so many words are too many."""
-    changed = lambda name: dataclasses.replace(load_target(name), facts={**load_target(name).facts, **changes})
-    with mock.patch.object(compiler, "load_target", changed):
-        yield
-
-
 #: The others are left to `.ci/run`.
 PLAIN = {"lanes that share a worker", "four lanes and splits"}
 
@@ -71,18 +45,10 @@ PLAIN = {"lanes that share a worker", "four lanes and splits"}
 )
 def test_logits_tokens_and_stages_agree_with_torch(tmp_path, config, changes, count, dtype, workers):
     module = random_model(config, CAPACITY, dtype)
-    ids = random_ids(config["vocab_size"], CAPACITY)
-    with facts(**changes):
+    with target_facts(**changes):
         artifact = compile_quickly(module, tmp_path, dtype=dtype, workers=workers)
-    with artifact, artifact.engine() as engine:
-        logits = engine.logits(ids)
-        assert_close(logits, torch_logits(module, ids), dtype)
-        assert_equal_bits(engine.logits(ids), logits)
-        tokens = generated(engine, ids[:5], CAPACITY)
-        assert len(tokens) == CAPACITY - 4
-        assert_greedy(tokens, torch_logits(module, ids[:5] + tokens[:-1])[4:], dtype)
-        checks = check_stages(artifact, ids, LIMITS[dtype])
-        assert all(check.passed for check in checks)
+    with artifact:
+        checks = assert_agrees(artifact, module, CAPACITY, dtype)
         kinds = {kind: [stage.name for *_, stage in artifact.program.instances() if stage.kind == kind] for kind in ("rows", "combine")}
         assert len(kinds["rows"]) == count and len(kinds["combine"]) == ("combine_words" in changes) * config["num_hidden_layers"]
         assert {name for names in kinds.values() for name in names} <= {check.stage for check in checks}
@@ -90,7 +56,7 @@ def test_logits_tokens_and_stages_agree_with_torch(tmp_path, config, changes, co
 
 def test_one_exchange_more_for_every_sum_is_reported_and_drawn(tmp_path):
     module = random_model(CONFIG, CAPACITY)
-    with facts(rows_words=0), compile_quickly(module, tmp_path, workers=3, weights=False) as artifact:
+    with target_facts(rows_words=0), compile_quickly(module, tmp_path, workers=3, weights=False) as artifact:
         rows = {row.name: row for row in summarize(artifact).stages if row.kind == "rows"}
         assert "lm_head, lanes brought together" in draw(artifact.program)
         assert "stage lm_head_normed (rows, 2 lanes): lm_head, lanes normed" in program_text(artifact.program)
@@ -98,5 +64,5 @@ def test_one_exchange_more_for_every_sum_is_reported_and_drawn(tmp_path):
 
 
 def test_lanes_within_the_bound_are_read_whole(tmp_path):
-    with facts(rows_words=2 * 37), compile_quickly(random_model(CONFIG, CAPACITY), tmp_path, workers=2, weights=False) as artifact:
+    with target_facts(rows_words=2 * 37), compile_quickly(random_model(CONFIG, CAPACITY), tmp_path, workers=2, weights=False) as artifact:
         assert all(stage.kind != "rows" for *_, stage in artifact.program.instances())
