@@ -58,14 +58,16 @@ class DotRules:
 
     ``sharing(k, units)``: how many warps share a unit when a worker has so many; ``packed_floats(k, warps)``: what a packed vector
     takes, and whether every team of warps holds it; ``holds(k, warps, dtype)``: whether a warp's part fits into its registers;
-    ``batch_units``: units between two meetings. ``query_floats(head_dim, group, dtype)``: what attention's queries take, rearranged.
+    ``drains(k, warps, dtype)``: whether a warp can take weights before the vector is there; ``batch_units``: units between two
+    meetings; ``short_bytes``: weights of a worker from which on a stage is long.
     """
 
     batch_units: int
     sharing: Callable[[int, int], int]
     packed_floats: Callable[[int, int], tuple[int, bool]]
     holds: Callable[[int, int, str], bool]
-    query_floats: Callable[[int, int, str], int]
+    drains: Callable[[int, int, str], bool]
+    short_bytes: int
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,18 @@ from dataclasses import dataclass
 
 from kogc.codegen.layout import numbered_stages, stage_places
 from kogc.ir.program import Operand, OpSpec, Program, Schedule, Stage, WorkerStage
+from kogc.ir.types import NUMPY_DTYPES
 from kogc.targets import DotRules
+
+
+@dataclass(frozen=True)
+class FirstUnits:
+    """The units that all workers which have any begin a stage of one part with: ``least`` of them. ``everyone``: no worker is without
+    work in the stage. ``drains``: a warp can take their weights before the vector is there."""
+
+    least: int
+    everyone: bool
+    drains: bool
 
 
 @dataclass(frozen=True)
@@ -19,7 +30,8 @@ class Intake:
     """The vector of one stage's dots. ``operand``: the value that every warp polls by itself, None where the worker receives and
     computes the vector; ``norm``: the op between the two. ``warps`` share a unit. ``batched``: all that a worker does is
     done in one go; ``held``: and the vector never leaves a warp's registers. Else ``floats`` hold it packed, ``copied`` once for
-    every team of warps."""
+    every team of warps. ``first``: what the call that takes the vector in takes dots of, too, if anything. ``short``: no worker
+    reads much in the stage."""
 
     operand: Operand | None
     norm: OpSpec | None
@@ -28,12 +40,14 @@ class Intake:
     copied: bool
     batched: bool
     held: bool
+    first: FirstUnits | None
+    short: bool
 
 
 def make_intakes(program: Program, schedule: Schedule, rules: DotRules) -> tuple[Intake | None, ...]:
     """By stage number; None for stages without dots."""
     return tuple(
-        _intake(stage, schedule.work[segment][place], rules, program.dtype) if stage.kind == "matvec" else None
+        _intake(stage, schedule.work[segment][place], rules, program.dtype, schedule.tile_rows) if stage.kind == "matvec" else None
         for (_, _, stage), (segment, place) in zip(numbered_stages(program), stage_places(program), strict=True)
     )
 
@@ -46,7 +60,7 @@ def late_values(stage: Stage) -> set[str]:
     return names
 
 
-def _intake(stage: Stage, work: Sequence[Sequence[WorkerStage]], rules: DotRules, dtype: str) -> Intake:
+def _intake(stage: Stage, work: Sequence[Sequence[WorkerStage]], rules: DotRules, dtype: str, tile_rows: int) -> Intake:
     visits = [units for instance in work for one in instance for units in _visits(one)]
     k = stage.parts[0].k
     warps = rules.sharing(k, max(visits, default=1))
@@ -54,8 +68,16 @@ def _intake(stage: Stage, work: Sequence[Sequence[WorkerStage]], rules: DotRules
     operand, norm = _polled(stage) if one_lane else (None, None)
     batched = one_lane and max(visits, default=0) <= rules.batch_units and not _skipped(stage) and not stage.prologue_outputs
     floats, copied = rules.packed_floats(k, warps)
-    held = operand is not None and norm is None and batched and [part.arity for part in stage.parts] == [1] and rules.holds(k, warps, dtype)
-    return Intake(operand, norm, warps, 0 if held else floats, copied, batched, held)
+    first = _first_units(work, rules.drains(k, warps, dtype)) if operand and batched and len(stage.parts) == 1 else None
+    held = first is not None and norm is None and stage.parts[0].arity == 1 and rules.holds(k, warps, dtype)
+    tiles = (sum(stage.parts[run.part].arity * run.count for run in one.runs) for instance in work for one in instance)
+    most = max(tiles, default=0) * tile_rows * k * NUMPY_DTYPES[dtype].itemsize
+    return Intake(operand, norm, warps, 0 if held else floats, copied, batched, held, first if held or norm else None, most < rules.short_bytes)
+
+
+def _first_units(work: Sequence[Sequence[WorkerStage]], drains: bool) -> FirstUnits:
+    everyone = [sum(run.count for run in one.runs) for instance in work for one in instance]
+    return FirstUnits(min(filter(None, everyone), default=0), all(everyone), drains)
 
 
 def _skipped(stage: Stage) -> bool:

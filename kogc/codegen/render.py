@@ -16,7 +16,7 @@ from kogc.codegen.launch import FINISH_REASONS, LAUNCH_FIELDS, LAUNCH_VERSION, M
 from kogc.codegen.layout import Layout, ProbeEntry, make_layout, numbered_stages, with_far_memory
 from kogc.codegen.names import Scope, float_literal
 from kogc.codegen.pack_index import PackIndex
-from kogc.codegen.stage_context import StageContext, stage_context
+from kogc.codegen.stage_context import StageContext, joined, stage_context
 from kogc.codegen.stage_values import RenderError
 from kogc.codegen.staging import Staging, make_staging
 from kogc.codegen.tables import PlanTables, make_tables
@@ -79,13 +79,14 @@ def _source(program: Program, schedule: Schedule, target: Target, layout: Layout
     for placed in layout.buffers:
         buffers.name(placed.buffer.name, f"buffer_{placed.buffer.name}")
     value_ops = _macros("ops_values.j2")
-    contexts = [
+    contexts = joined([
         stage_context(
             program, program.segments[segment], stage, number, tables.first_instance[number], layout, schedule.tile_rows,
             buffers, functions, value_ops, staging,
         )
         for number, segment, stage in numbered_stages(program)
-    ]  # fmt: skip
+    ])  # fmt: skip
+    chains = _chains(contexts)
     _check_ops(contexts)
     text = environment.get_template("kernel.j2").render(
         program=program,
@@ -99,7 +100,8 @@ def _source(program: Program, schedule: Schedule, target: Target, layout: Layout
         plan=tables,
         used=_used(contexts),
         stages=contexts,
-        segments=_segments(program, contexts),
+        chains=[chain for chain in chains if len(chain) > 1],
+        segments=_segments(program, chains),
     )
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
@@ -177,9 +179,25 @@ def _used(contexts: list[StageContext]) -> Mapping[str, Any]:
     }
 
 
-def _segments(program: Program, contexts: list[StageContext]) -> list[Mapping[str, Any]]:
-    functions = iter(stage.function for stage in contexts)
-    return [
-        {"name": segment.name, "count": segment.count, "functions": [next(functions) for _ in segment.stages]}
-        for segment in program.segments
-    ]
+def _chains(contexts: list[StageContext]) -> list[list[StageContext]]:
+    """Runs of stages that are one function: of each but the last, the next one's weights are taken in it."""
+    chains: list[list[StageContext]] = []
+    for stage in contexts:
+        if stage.ahead:
+            chains[-1].append(stage)
+        else:
+            chains.append([stage])
+    return chains
+
+
+def _segments(program: Program, chains: list[list[StageContext]]) -> list[Mapping[str, Any]]:
+    """The functions that a step calls."""
+    found, turn = [], iter(chains)
+    for segment in program.segments:
+        functions, left = [], len(segment.stages)
+        while left:
+            chain = next(turn)
+            functions.append(chain[0].function if len(chain) == 1 else f"stages_{chain[0].number}_to_{chain[-1].number}")
+            left -= len(chain)
+        found.append({"name": segment.name, "count": segment.count, "functions": functions})
+    return found

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
+from kogc.codegen.intake import FirstUnits, Intake
 from kogc.codegen.layout import Layout, computed_once, stage_outputs
 from kogc.codegen.names import Scope, float_literal
 from kogc.codegen.stage_parts import PartContext, probe_at, part_context
@@ -48,7 +51,7 @@ class ShareContext:
 @dataclass(frozen=True)
 class AttentionContext:
     """The attention core: ``q``, ``out``, ``new_keys`` and ``new_values`` (of the lane, made in this step) are expressions of
-    rows of column t, ``keys`` and ``values`` the caches; ``split_queries``: where queries are rearranged, if they are."""
+    rows of column t, ``keys`` and ``values`` the caches."""
 
     kv_heads: int
     group: int
@@ -65,7 +68,6 @@ class AttentionContext:
     new_values: str
     write: str
     probe: str
-    split_queries: str | None
 
 
 @dataclass(frozen=True)
@@ -81,19 +83,22 @@ class CombineContext:
 @dataclass(frozen=True)
 class ActivationContext:
     """How the dots' vector is made ready: a call; ``once`` for the stage, or for every lane a worker visits. ``polled``: every
-    warp receives it in that call; ``batched``: the worker's threads meet once for all parts;
-    ``held``: that call also takes the dots of the stage's ``units``."""
+    warp receives it in that call; ``batched``: the worker's threads meet once for all parts; ``first``: that call also takes dots, and
+    ``drained`` is the type of the weights it takes before. ``ahead``: the same call with weights that were taken in an earlier stage."""
 
     expression: str
     once: bool
     polled: bool = False
     batched: bool = False
-    held: bool = False
+    first: FirstUnits | None = None
+    drained: str = ""
+    ahead: str = ""
 
 
 @dataclass(frozen=True)
 class StageContext:
-    """One stage function. ``summary`` are comment lines: what it waits for and what it publishes."""
+    """One stage function. ``summary`` are comment lines: what it waits for and what it publishes. ``drains``: the type of the next
+    stage's weights that it takes, ``ahead``: the stage before has taken those of this one (``joined``)."""
 
     number: int
     name: str
@@ -113,6 +118,8 @@ class StageContext:
     attention: AttentionContext | None
     activation: ActivationContext | None
     combine: CombineContext | None
+    drains: str = ""
+    ahead: bool = False
 
     @property
     def names_lane(self) -> bool:
@@ -153,6 +160,19 @@ class StageContext:
     @property
     def scratch(self):
         return self.values.scratch
+
+
+def joined(contexts: Sequence[StageContext]) -> list[StageContext]:
+    """The stages of a program, where a short one takes the first weights of the next: before it waits when it reads no stream itself,
+    else after its own dots. All workers must have some of these. Behind a long stage there is room for them in the ring."""
+    found = list(contexts)
+    for i, (before, after) in enumerate(pairwise(contexts)):
+        first = after.activation.first if after.activation else None
+        idle = before.kind in ("combine", "rows") or (before.kind == "matvec" and before.batched and before.values.intake.short)
+        if first and first.drains and first.everyone and before.segment == after.segment and idle:
+            found[i] = replace(found[i], drains=after.activation.drained)
+            found[i + 1] = replace(found[i + 1], ahead=True)
+    return found
 
 
 def stage_context(
@@ -231,7 +251,7 @@ def _combine(values: StageValues) -> CombineContext:
 def _activation(values: StageValues) -> ActivationContext:
     stage, intake, k = values.stage, values.intake, values.stage.parts[0].k
     if intake is not None and intake.operand is not None:
-        return ActivationContext(_polled(values, k), once=False, polled=True, batched=intake.batched, held=intake.held)
+        return _polled(values, intake, k)
     vector = values.vector(stage.vector, "lane").replace(".at(t, ", ".at(0, ")
     once = values.same_for_all_lanes(stage.vector)
     if intake is None:
@@ -240,17 +260,25 @@ def _activation(values: StageValues) -> ActivationContext:
     return ActivationContext(call, once, batched=intake.batched)
 
 
-def _polled(values: StageValues, k: int) -> str:
-    operand, norm = values.intake.operand, values.intake.norm
+def _polled(values: StageValues, intake: Intake, k: int) -> ActivationContext:
+    """A vector that every warp takes in by itself: ``take_in``, or ``take_in_and_dot`` with the dots of the first run."""
+    operand, norm, first = intake.operand, intake.norm, intake.first
     buffer, write = values.buffer_constant(operand.buffer), values.write_number(operand.write)
     row = f"write_of(w, {buffer}, {write}).at(0, {'lane' if operand.lanes > 1 else '0'})"
-    if values.intake.held:
-        return f"take_in_and_dot<{k}, {values.intake.warps}>(w, {row}, batch)"
-    if norm is None:
-        return f"take_in<{k}, {values.intake.warps}>(w, {row}, {values.packed()})"
-    scale = values.constant(norm.inputs[1], "lane") if norm.inputs[1:] else "nullptr"
-    offset, eps = float_literal(norm.attrs.get("scale_offset") or 0), float_literal(norm.attrs["eps"])
-    return f"take_in_normed<{k}, {values.intake.warps}>(w, {row}, {scale}, {offset}, {eps}, {values.packed()})"
+    name, shape, vector = "take_in", f"{k}, {intake.warps}", row
+    if norm:
+        scale = values.constant(norm.inputs[1], "lane") if norm.inputs[1:] else "nullptr"
+        offset, eps = float_literal(norm.attrs.get("scale_offset") or 0), float_literal(norm.attrs["eps"])
+        name, vector = "take_in_normed", f"{row}, {scale}, {offset}, {eps}"
+    if not intake.held:
+        vector += f", {values.packed()}"
+    if first is None:
+        return ActivationContext(f"{name}<{shape}>(w, {vector})", once=False, polled=True, batched=intake.batched)
+    arity = values.stage.parts[0].arity
+    drained = f"Drained<{arity}, {shape}, {first.least}>"
+    shape = f"{arity}, {shape}" if norm else shape
+    here, ahead = f"{name}_and_dot<{shape}, {drained}>(w, {vector}, batch)", f"{name}_and_dot<{shape}>(w, ahead, {vector}, batch)"
+    return ActivationContext(here, once=False, polled=True, batched=True, first=first, drained=drained, ahead=ahead)
 
 
 def _attention(program: Program, values: StageValues, caches: tuple[str, ...]) -> AttentionContext:
@@ -265,5 +293,5 @@ def _attention(program: Program, values: StageValues, caches: tuple[str, ...]) -
         core.kv_heads, core.heads // core.kv_heads, core.head_dim, values.layout.cache_pitch(program.dtype, core.head_dim), core.splits, core.scale, core.softcap,
         values.vector(core.q, "lane"), f"{write.name}.at(t, lane)", caches[0], caches[1],
         values.vector(appended[0], "lane"), values.vector(appended[1], "lane"), write.name,
-        probe_at(values, len(stage_outputs(values.stage)) - 1, "lane"), values.packed() if values.staging is not None else None,
+        probe_at(values, len(stage_outputs(values.stage)) - 1, "lane"),
     )  # fmt: skip

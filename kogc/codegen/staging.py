@@ -39,7 +39,7 @@ class Receipt:
 @dataclass(frozen=True)
 class Staging:
     """``receipts[stage number, iteration][operand][worker]``, and by stage number the spaces of operands and of prologue
-    results. ``intakes``: how the vectors of dots are taken in; ``packed``: where they, and attention's queries, are rearranged, in their own
+    results. ``intakes``: how the vectors of dots are taken in; ``packed``: where they are rearranged, in their own
     place where that can be. ``consts``: those of prologues and the step's rows of position tables are kept near, fetched while a
     worker waits. ``near_floats`` and ``far_floats`` per worker."""
 
@@ -64,7 +64,7 @@ def make_staging(program: Program, schedule: Schedule, target: Target) -> Stagin
         received = [receipts[number, i] for i in range(program.segments[segment].count)]
         intake = intakes[number]
         consts = _near_consts(stage, schedule.work[segment][place], intake)
-        values.append(_values(stage, received, schedule, columns, intake) | consts | _split_queries(stage, target.dots, program.dtype))
+        values.append(_values(stage, received, schedule, columns, intake) | consts)
     spaces, near, far = place_values(program, values, near_floats)
     return Staging(
         receipts,
@@ -164,13 +164,6 @@ def _values(
     return found
 
 
-def _split_queries(stage: Stage, rules: DotRules, dtype: str) -> dict[Key, Value]:
-    """Where attention rearranges its queries, if it does."""
-    core = stage.attention
-    floats = rules.query_floats(core.head_dim, core.heads // core.kv_heads, dtype) if core else 0
-    return {("packed", core.q): Value(1, floats, round_up(floats, _ALIGN), False, True)} if floats else {}
-
-
 def _near_consts(stage: Stage, work, intake: Intake | None) -> dict[Key, Value]:
     """The step's rows of position tables, for the epilogue; and constants of the prologue, where every worker has one lane and
     reads no other lane's."""
@@ -186,8 +179,6 @@ def _near_consts(stage: Stage, work, intake: Intake | None) -> dict[Key, Value]:
 
 
 def _packed(stage: Stage, spaces: dict[Key, Space]) -> Space | None:
-    if stage.attention:
-        return spaces.get(("packed", stage.attention.q))
     kinds = ("packed", "scratch", "operand")
     return next((spaces[kind, stage.vector] for kind in kinds if (kind, stage.vector) in spaces), None)
 

@@ -18,6 +18,9 @@ ROW_K = 128
 #: Rows of a vector, four values a lane, that fit into a warp's registers beside everything else.
 HELD_ROWS = 12
 
+#: Rows of a vector up to which a warp has registers for weights beside its part of the vector.
+DRAINED_ROWS = 4
+
 #: Floats of near memory that teams' copies of a vector may take: the rest is the ring's.
 COPIES_FLOATS = 8192
 
@@ -31,10 +34,12 @@ def make_target(facts: Mapping[str, Any]) -> Target:
     machine = MachineLayer(*(read_sections("h200", tuple(code[part])) for part in ("before", "layer", "entry")))
     constants = tuple((name, c["value"], c["meaning"]) for name, c in facts["constants"].items())
     constants += (("CONSUMER_WARPS", CONSUMER_WARPS, "which compute"), ("ROW_K", ROW_K, "values of the vector that a row of a unit takes"))
+    constants += (("DRAINED_ROWS", DRAINED_ROWS, "of a unit, each warp's, up to which it takes weights before their vector is there"),)
     constants += (("SHARED_BYTES", facts["shared_bytes"], "dynamic shared memory of a block"),)
+    batch, bulk = (facts["constants"][name]["value"] for name in ("BATCH_UNITS", "BULK_BYTES"))
     return Target(
         "h200", facts["title"], facts["tile_rows"], machine, constants, stream_order, facts,
-        facts["near_bytes"] // 4, DotRules(facts["constants"]["BATCH_UNITS"]["value"], sharing, packed_floats, holds, query_floats),
+        facts["near_bytes"] // 4, DotRules(batch, sharing, packed_floats, holds, drains, bulk),
     )  # fmt: skip
 
 
@@ -63,10 +68,11 @@ def holds(k: int, warps: int, dtype: str) -> bool:
     return dtype != "fp32" and -(-k // (ROW_K * warps)) <= HELD_ROWS
 
 
-def query_floats(head_dim: int, group: int, dtype: str) -> int:
-    """Floats that a head's queries take, split for the matrix instruction; 0 for heads that do not go through it
-    (``BY_MATRIX`` in attention.cuh)."""
-    return 8 * head_dim if dtype != "fp32" and head_dim % 16 == 0 and head_dim <= 256 and group <= 8 else 0
+def drains(k: int, warps: int, dtype: str) -> bool:
+    """Whether all warps take equal parts of every unit of length ``k``, in whole fragments and not more than a few, so that they can
+    hold some before the vector is there (``Drained`` in units.cuh)."""
+    rows = -(-k // ROW_K)
+    return dtype != "fp32" and warps == CONSUMER_WARPS and rows % CONSUMER_WARPS == 0 and rows <= DRAINED_ROWS * CONSUMER_WARPS
 
 
 def stream_order(units: np.ndarray) -> np.ndarray:

@@ -1,5 +1,5 @@
-// A worker is one thread block. Eight of its warps compute (consumers), one lane of a ninth keeps the weights coming
-// (producer). Consumers run the same code on the same decisions; a vec is one row per thread.
+// A worker is one thread block. Eight of its warps compute (consumers), lanes of others keep the weights coming (producers) and tell
+// what has come (relay). Consumers run the same code on the same decisions; a vec is one row per thread.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <stdint.h>

@@ -64,13 +64,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) kogc_kernel(const __gri
   if (threadIdx.x == 0) {
     shared.launch = launch;
     shared.stop = shared.steps = shared.leave = shared.step = shared.entered = 0;
+    shared.landed = 0;
+    for (uint32_t& released : shared.released) released = 0;
     shared.nothing = 0;
     shared.window = at_most(WINDOW);
-    for (Stream& s : shared.streams) s = {}, s.landing = s.releasing = s.barriers = full_barrier(0);
-    for (int slot = 0; slot < SLOTS; ++slot) {
-      barrier_make(full_barrier(slot), 1);
-      barrier_make(empty_barrier(slot), CONSUMER_WARPS);
-    }
+    for (Stream& s : shared.streams) s = {};
+    for (int slot = 0; slot < SLOTS; ++slot) barrier_make(full_barrier(slot), 1);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   asm volatile("fence.proxy.async;" ::: "memory");  // before the first copies into the ring
@@ -85,10 +84,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) kogc_kernel(const __gri
     if (threadIdx.x == 0) *(volatile int32_t*)&shared.stop = 1;
   } else {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(PRODUCER_REGISTERS));
-    if (threadIdx.x / 32 == CONSUMER_WARPS + 1) watch(launch);
-    if (threadIdx.x == CONSUMERS) {
+    if (threadIdx.x / 32 == CONSUMER_WARPS) watch(launch);
+    if (threadIdx.x == CONSUMERS + 32) relay();
+    if (threadIdx.x % 32 == 0 && threadIdx.x >= THREADS - 32 * PRODUCERS) {
       const Cursor feed = {launch.plan + launch.plan[launch.plan[PLAN_FEEDS] + blockIdx.x]};
-      produce(launch, stream, length, feed);
+      produce(launch, stream, length, feed, (THREADS - 1 - threadIdx.x) / 32);
     }
   }
   __syncthreads();

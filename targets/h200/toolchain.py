@@ -31,9 +31,9 @@ COMPILER_VARIABLE = "KOGC_NVCC"
 #: Names of the artifact's members.
 SOURCE_MEMBER, BINARY_MEMBER = "kernel.cu", "kernel.cubin"
 
-#: No fast-math: a NaN must stay visible, infinities are used as masks. Line numbers cost nothing at run time and let
+#: No fast-math: a NaN must stay visible, infinities are used as masks; only quotients may be 2 ulp off. Line numbers cost nothing at run time and let
 #: profilers, the sanitizer and ``kogc inspect --asm`` name lines of the emitted source.
-FLAGS = ("-arch=sm_90a", "-std=c++17", "-lineinfo")
+FLAGS = ("-arch=sm_90a", "-std=c++17", "-prec-div=false", "-lineinfo")
 
 #: Which of ``kogc_facts`` is the dynamic shared memory.
 _SHARED_FACT = 11

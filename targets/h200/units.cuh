@@ -93,23 +93,33 @@ DEVICE void take_pieces(Dot<storage, ARITY> (&dot)[UNITS], Stream& s, uint32_t r
 template <int ARITY, int K, int WARPS, class B>
 DEVICE void take_rest(Dot<storage, ARITY>& dot, Stream& s, uint32_t ring, const B& b, int warp) {
   typedef Share<ARITY, K, WARPS> Own;
-  UNROLL for (int piece = 0; piece < ARITY; ++piece)
-    UNROLL for (int i = 0; i * WARPS < Own::REST; ++i) {
-      const int row = i * WARPS + warp, at = (Own::GROUPS * CONSUMER_WARPS * ARITY + piece * Own::REST + row) * PIECE_BYTES;
-      if (row >= Own::REST) continue;
-      land(s, at);
-      Fragment weights[PIECE_FRAGMENTS];
-      load_piece(weights, ring + place_of<UNIT_BYTES<ARITY, K>>(s, at));
+  constexpr int FIRST = Own::GROUPS * CONSUMER_WARPS, MOST = (Own::REST + WARPS - 1) / WARPS;
+  land(s, UNIT_BYTES<ARITY, K> - 1);
+  UNROLL for (int piece = 0; piece < ARITY; ++piece) {
+    Fragment weights[MOST][PIECE_FRAGMENTS];
+    UNROLL for (int i = 0; i < MOST; ++i)
+      if (i * WARPS + warp < Own::REST)
+        load_piece(weights[i], ring + place_of<UNIT_BYTES<ARITY, K>>(s, (FIRST * ARITY + piece * Own::REST + i * WARPS + warp) * PIECE_BYTES));
+    UNROLL for (int i = 0; i < MOST; ++i)
       UNROLL for (int f = 0; f < PIECE_FRAGMENTS; ++f)
-        dot.add(f, weights[f], b.at(Own::GROUPS * Own::TEAMS + i, Own::GROUPS * CONSUMER_WARPS + row, piece * PIECE_FRAGMENTS + f));
-    }
+        if (i * WARPS + warp < Own::REST)
+          dot.add(f, weights[i][f], b.at(Own::GROUPS * Own::TEAMS + i, FIRST + i * WARPS + warp, piece * PIECE_FRAGMENTS + f));
+  }
+}
+
+// A warp's part of a unit's dots, into ``dots`` [ARITY][TILE_ROWS].
+template <int ARITY>
+DEVICE void put_dots(const Dot<storage, ARITY>& dot, float rescale, float* dots) {
+  const int lane = threadIdx.x % 32;
+  const float total = dot.sum() * rescale;
+  if (lane % 4 == 0 && lane / 4 < ARITY * TILE_ROWS) dots[lane / 4] = total;
 }
 
 // UNITS units, into ``dots`` [UNITS][ARITY][TILE_ROWS].
 template <int UNITS, int ARITY, int K, int WARPS, class B>
 DEVICE void take_units(Stream& s, uint32_t ring, const B& b, float rescale, float* dots) {
   typedef Share<ARITY, K, WARPS> Own;
-  const int warp = threadIdx.x / 32 % WARPS, lane = threadIdx.x % 32;
+  const int warp = threadIdx.x / 32 % WARPS;
   Dot<storage, ARITY> dot[UNITS];
   constexpr int ROUNDS = Own::FULL / Own::AT_ONCE, LEFT = Own::FULL % Own::AT_ONCE;
   if constexpr (B::HELD) {
@@ -120,53 +130,120 @@ DEVICE void take_units(Stream& s, uint32_t ring, const B& b, float rescale, floa
   if constexpr (LEFT > 0) take_pieces<UNITS, LEFT, ARITY, K, WARPS>(dot, s, ring, b, ROUNDS * Own::AT_ONCE, warp);
   if constexpr (Own::REST > 0) take_rest<ARITY, K, WARPS>(dot[0], s, ring, b, warp);
   next_unit(s, UNITS * UNIT_BYTES<ARITY, K>);
-  if constexpr (Own::FULL == 0) catch_up(s);  // a rest gives nothing back
-  UNROLL for (int u = 0; u < UNITS; ++u) {
-    const float total = dot[u].sum() * rescale;
-    if (lane % 4 == 0 && lane / 4 < ARITY * TILE_ROWS) dots[u * ARITY * TILE_ROWS + lane / 4] = total;
-  }
+  if constexpr (Own::FULL == 0) release(s, 0);  // a rest gives nothing back
+  UNROLL for (int u = 0; u < UNITS; ++u) put_dots(dot[u], rescale, dots + u * ARITY * TILE_ROWS);
 }
 
-// This warp's share of ``units`` units, of which teams of warps take turns, into ``dots`` [units][ARITY][TILE_ROWS]. ``turn``: how
-// many units the teams have taken before.
-template <int ARITY, int K, int WARPS, class B>
-DEVICE void take_all_units(const B& b, float rescale, int units, int turn, float* dots) {
+// Where this lane reads its weights in the ring's first fragment.
+DEVICE uint32_t ring_of_lane() { return shared_address(shared_memory + RING_BEGIN) + threadIdx.x % 32 * 8 * sizeof(storage); }
+
+// What a warp takes of a stage's first units before their vector is there: registers make the ring deeper. All workers that have
+// any unit have LEAST of them.
+template <int ARITY, int K, int WARPS, int LEAST>
+struct Drained {
   typedef Share<ARITY, K, WARPS> Own;
-  const int team = threadIdx.x / 32 / WARPS;
-  const uint32_t ring = shared_address(shared_memory + RING_BEGIN) + threadIdx.x % 32 * 8 * sizeof(storage);
-  const bool bulk = threadIdx.x == 0 && units * UNIT_BYTES<ARITY, K> >= BULK_BYTES;
-  if (bulk) *(volatile int32_t*)&shared_state().window = at_most(BULK_WINDOW);
-  Stream s = open_stream();
-  int unit = 0;
-  if constexpr (Own::UNITS > 1)
-    ROLLED for (; unit + Own::UNITS <= units; unit += Own::UNITS) take_units<Own::UNITS, ARITY, K, WARPS>(s, ring, b, rescale, dots + unit * ARITY * TILE_ROWS);
-  ROLLED for (; unit < units; ++unit) {
-    if (Own::TEAMS > 1 && (turn + unit) % Own::TEAMS != team) {
-      next_unit(s, UNIT_BYTES<ARITY, K>);
-      catch_up(s);
-    } else {
-      take_units<1, ARITY, K, WARPS>(s, ring, b, rescale, dots + unit * ARITY * TILE_ROWS);
+  static constexpr int EACH = Own::FULL * PIECE_FRAGMENTS, BYTES = UNIT_BYTES<ARITY, K>;
+  static constexpr int FIT = sizeof(storage) == 2 && Own::TEAMS == 1 && Own::REST == 0 && Own::ROWS <= DRAINED_ROWS ? DRAIN / EACH : 0, UNITS = FIT < LEAST ? FIT : LEAST;
+  Fragment weights[UNITS > 0 ? UNITS : 1][EACH > 0 ? EACH : 1];
+  DEVICE_MEMBER void take() {
+    if constexpr (UNITS > 0) {
+      Stream s = open_stream();
+      const uint32_t ring = ring_of_lane();
+      UNROLL for (int u = 0; u < UNITS; ++u) {
+        if (u > 0) release(s, 0);
+        land(s, BYTES - 1);
+        UNROLL for (int i = 0; i < EACH; ++i) {
+          const int piece = i / PIECE_FRAGMENTS * WARPS + threadIdx.x / 32, fragment = i % PIECE_FRAGMENTS;
+          weights[u][i] = load_fragment(ring + place_of<BYTES>(s, piece * PIECE_BYTES) + fragment * FRAGMENT_BYTES);
+        }
+        next_unit(s, BYTES);
+      }
+      close_stream(s);
     }
   }
+  // Their dots, once the vector is there.
+  template <class B>
+  DEVICE_MEMBER void finish(const B& b, float rescale, float* dots) const {
+    const int warp = threadIdx.x / 32;
+    UNROLL for (int u = 0; u < UNITS; ++u) {
+      Dot<storage, ARITY> dot;
+      UNROLL for (int i = 0; i < EACH; ++i) {
+        const int n = i / PIECE_FRAGMENTS, f = i % PIECE_FRAGMENTS;
+        dot.add(f, weights[u][i], b.at(Own::mine(n), Own::row(n, warp), Own::step(n) + f));
+      }
+      put_dots(dot, rescale, dots + u * ARITY * TILE_ROWS);
+    }
+  }
+};
+
+// This warp's share of units ``from`` … ``units``, of which teams of warps take turns, into ``dots`` [units][ARITY][TILE_ROWS].
+// ``turn``: how many units the teams have taken before.
+template <int ARITY, int K, int WARPS, class B>
+DEVICE void take_all_units(Stream& s, uint32_t ring, const B& b, float rescale, int from, int units, int turn, float* dots) {
+  typedef Share<ARITY, K, WARPS> Own;
+  const int team = threadIdx.x / 32 / WARPS;
+  const bool bulk = threadIdx.x == 0 && units * UNIT_BYTES<ARITY, K> >= BULK_BYTES;
+  if (bulk) *(volatile uint32_t*)&shared_state().window = at_most(BULK_WINDOW);
+  int unit = from;
+  if constexpr (Own::UNITS > 1)
+    ROLLED for (; unit + Own::UNITS <= units; unit += Own::UNITS) take_units<Own::UNITS, ARITY, K, WARPS>(s, ring, b, rescale, dots + unit * ARITY * TILE_ROWS);
+  if constexpr (Own::TEAMS == 1) {
+    ROLLED for (; unit < units; ++unit) take_units<1, ARITY, K, WARPS>(s, ring, b, rescale, dots + unit * ARITY * TILE_ROWS);
+  } else {
+    int next = unit + ((team - turn - unit) & (Own::TEAMS - 1));
+    ROLLED for (; next < units; next += Own::TEAMS) {
+      pass_over(s, (next - unit) * UNIT_BYTES<ARITY, K>);
+      take_units<1, ARITY, K, WARPS>(s, ring, b, rescale, dots + next * ARITY * TILE_ROWS);
+      unit = next + 1;
+    }
+    pass_over(s, (units - unit) * UNIT_BYTES<ARITY, K>);
+  }
   close_stream(s);
-  if (bulk) *(volatile int32_t*)&shared_state().window = at_most(WINDOW);
+  if (bulk) *(volatile uint32_t*)&shared_state().window = at_most(WINDOW);
 }
 
+// Of a vector that is packed.
 template <int ARITY, int K, int WARPS>
 DEVICE_ONCE void dot_units(const float* x, float rescale, int units, int turn, float* dots) {
   const typename Share<ARITY, K, WARPS>::B b(x, threadIdx.x / 32 % WARPS, WARPS);
-  take_all_units<ARITY, K, WARPS>(b, rescale, units, turn, dots);
+  Stream s = open_stream();
+  take_all_units<ARITY, K, WARPS>(s, ring_of_lane(), b, rescale, 0, units, turn, dots);
 }
 
-// The same with a vector on its way.
-template <int K, int WARPS>
-DEVICE_ONCE void dot_units_held(const uint32_t* words, uint32_t tag, int units, float* dots) {
+// Of a vector on its way, which stays in registers. ``first``: what has been taken of the weights.
+template <int K, int WARPS, class First>
+DEVICE void dot_held(const First& first, const uint32_t* words, uint32_t tag, int units, float* dots) {
   Slice<K, WARPS> own;
   poll_slice(own, words, tag);
   stamp(1);
   HeldSteps<storage, Slice<K, WARPS>::MINE> b;
   const float rescale = b.take(own);
-  take_all_units<1, K, WARPS>(b, rescale, units, 0, dots);
+  first.finish(b, rescale, dots);
+  Stream s = open_stream();
+  take_all_units<1, K, WARPS>(s, ring_of_lane(), b, rescale, first.UNITS, units, 0, dots);
+}
+template <int K, int WARPS, class First>
+DEVICE_ONCE void dot_units_held(const uint32_t* words, uint32_t tag, int units, float* dots) {
+  First first;
+  first.take();
+  dot_held<K, WARPS>(first, words, tag, units, dots);
+}
+
+// Of a vector on its way that is to be normed (``take_normed``).
+template <int ARITY, int K, int WARPS, class First>
+DEVICE float dot_normed(const First& first, const uint32_t* words, uint32_t tag, const float* scale, float offset, float* to, float* squares, int units, float* dots) {
+  const float rescale = take_normed<K, WARPS>(words, tag, scale, offset, to, squares);
+  const typename Share<ARITY, K, WARPS>::B b(to, threadIdx.x / 32 % WARPS, WARPS);
+  first.finish(b, rescale, dots);
+  Stream s = open_stream();
+  take_all_units<ARITY, K, WARPS>(s, ring_of_lane(), b, rescale, first.UNITS, units, 0, dots);
+  return rescale;
+}
+template <int ARITY, int K, int WARPS, class First>
+DEVICE_ONCE float dot_units_normed(const uint32_t* words, uint32_t tag, const float* scale, float offset, float* to, float* squares, int units, float* dots) {
+  First first;
+  first.take();
+  return dot_normed<ARITY, K, WARPS>(first, words, tag, scale, offset, to, squares, units, dots);
 }
 
 // Units of which the warps have their shares of the dots, until they meet: how many, and how many tiles.
@@ -190,11 +267,33 @@ DEVICE void begin_units(Worker& w, const Activation<K, WARPS, NORMED>& a, Batch&
   plan_units(batch, mine, part, ARITY, first, count);
 }
 
-// Take in a vector that others write and that only the batch's units are dotted with, and do so at once.
-template <int K, int WARPS>
+// Take in a vector that others write and take the dots of the batch's units with it at once, the first of which a warp has the
+// weights of in hand by then: from here on, or those taken ``ahead``, in an earlier stage.
+template <int K, int WARPS, class First>
 DEVICE Activation<K, WARPS, false> take_in_and_dot(Worker& w, Row source, const Batch& batch) {
-  dot_units_held<K, WARPS>(source.words, source.tag, batch.units, shared_state().dots[w.meetings & 1][w.thread / 32]);
+  dot_units_held<K, WARPS, First>(source.words, source.tag, batch.units, shared_state().dots[w.meetings & 1][w.thread / 32]);
   return {};
+}
+template <int K, int WARPS, class First>
+DEVICE Activation<K, WARPS, false> take_in_and_dot(Worker& w, const First& ahead, Row source, const Batch& batch) {
+  dot_held<K, WARPS>(ahead, source.words, source.tag, batch.units, shared_state().dots[w.meetings & 1][w.thread / 32]);
+  return {};
+}
+
+// The same of a vector that is to be normed.
+template <int ARITY, int K, int WARPS, class First>
+DEVICE Activation<K, WARPS, true> take_in_normed_and_dot(Worker& w, Row source, const float* scale, float offset, float eps, float* packed, const Batch& batch) {
+  const int half = w.meetings & 1, warp = w.thread / 32;
+  float *to = of_team<K, WARPS>(packed), *squares = shared_state().squares[half];
+  const float rescale = dot_units_normed<ARITY, K, WARPS, First>(source.words, source.tag, scale, offset, to, squares + warp, batch.units, shared_state().dots[half][warp]);
+  return {to, rescale, squares + warp / WARPS * WARPS, eps};
+}
+template <int ARITY, int K, int WARPS, class First>
+DEVICE Activation<K, WARPS, true> take_in_normed_and_dot(Worker& w, const First& ahead, Row source, const float* scale, float offset, float eps, float* packed, const Batch& batch) {
+  const int half = w.meetings & 1, warp = w.thread / 32;
+  float *to = of_team<K, WARPS>(packed), *squares = shared_state().squares[half];
+  const float rescale = dot_normed<ARITY, K, WARPS>(ahead, source.words, source.tag, scale, offset, to, squares + warp, batch.units, shared_state().dots[half][warp]);
+  return {to, rescale, squares + warp / WARPS * WARPS, eps};
 }
 
 // The warps meet: all dots of the batch are there, in all threads. False when the worker must leave.
@@ -241,9 +340,6 @@ DEVICE bool for_units(Worker& w, Activation<K, WARPS, NORMED>& a, int first, int
 template <int ARITY, int K, int WARPS, bool NORMED>
 DEVICE void skip_units(const Worker&, const Activation<K, WARPS, NORMED>&, int count) {
   Stream s = open_stream();
-  ROLLED for (int i = 0; i < count; ++i) {
-    next_unit(s, UNIT_BYTES<ARITY, K>);
-    catch_up(s);
-  }
+  pass_over(s, count * UNIT_BYTES<ARITY, K>);
   close_stream(s);
 }

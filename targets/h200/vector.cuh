@@ -145,11 +145,12 @@ DEVICE_ONCE float take_own(const uint32_t* words, uint32_t tag, float* to) {
 
 // Scaled by ``scale`` + ``offset``; the warp's Σ x² goes to ``squares``.
 template <int K, int WARPS>
-DEVICE_ONCE float take_own_normed(const uint32_t* words, uint32_t tag, const float* scale, float offset, float* to, float* squares) {
+DEVICE float take_normed(const uint32_t* words, uint32_t tag, const float* scale, float offset, float* to, float* squares) {
   Slice<K, WARPS> own, scales;
   UNROLL for (int i = 0; i < own.MINE; ++i) scales.rows[i] = {1, 1, 1, 1};
   if (scale) fetch(scales, scale);
   poll_slice(own, words, tag);
+  stamp(1);
   float sum = 0;
   UNROLL for (int i = 0; i < own.MINE; ++i) {
     float4& v = own.rows[i];
@@ -161,6 +162,10 @@ DEVICE_ONCE float take_own_normed(const uint32_t* words, uint32_t tag, const flo
   sum = warp_sum(sum);
   if (threadIdx.x % 32 == 0) *squares = sum;
   return rescale;
+}
+template <int K, int WARPS>
+DEVICE_ONCE float take_own_normed(const uint32_t* words, uint32_t tag, const float* scale, float offset, float* to, float* squares) {
+  return take_normed<K, WARPS>(words, tag, scale, offset, to, squares);
 }
 
 // A vector that others write, taken in by every warp for itself: the worker's threads meet only after their dots.
@@ -178,6 +183,5 @@ DEVICE Activation<K, WARPS, true> take_in_normed(Worker& w, Row source, const fl
   float *to = of_team<K, WARPS>(packed), *squares = shared_state().squares[w.meetings & 1];
   const int warp = w.thread / 32;
   const float rescale = take_own_normed<K, WARPS>(source.words, source.tag, scale, offset, to, squares + warp);
-  stamp(1);
   return {to, rescale, squares + warp / WARPS * WARPS, eps};
 }

@@ -13,19 +13,19 @@ constexpr int CONSUMERS = CONSUMER_WARPS * 32, THREADS = CONSUMERS + 128;
 // Where in the program a worker is: stage number in source order, iteration of its segment. For reports and faults only.
 struct Place { int stage, iteration; };
 
-// How far a warp is in the worker's stream, kept in shared memory between uses. Bytes count from the unit under way.
+// How far a warp is in the worker's stream, kept in shared memory between uses.
 struct Stream {
-  uint32_t unit;            // where in the ring the unit begins
-  int landed, released;     // ends of what was seen to have landed and of what was given back, in whole chunks
-  uint32_t landing, phase;  // address of the next chunk's full barrier, and the parity of its round
-  uint32_t releasing;       // that of the oldest chunk not given back
-  uint32_t barriers;        // that of the first chunk; the empty barriers follow the full ones
+  uint32_t unit;   // where in the ring the unit under way begins
+  uint32_t begin;  // and where in the stream, in bytes modulo 2³²
+  int landed;      // bytes of the stream that were seen to have landed, from there on
 };
 
 // Shared memory that has a name; behind it lie near memory, the worker's script and the ring.
 constexpr int KEPT = 16;
 struct Shared {
-  uint64_t full[64], empty[64];  // per slot of the ring; they stand first
+  uint64_t full[64];  // per slot of the ring
+  uint32_t landed;    // bytes of the stream that have landed,
+  __align__(16) uint32_t released[CONSUMER_WARPS];  // and that each warp needs no more
   kogc_launch launch;
   int32_t kept[CONSUMER_WARPS][KEPT];  // what a warp knows of its worker
   Best bests[CONSUMERS];               // of the rows each thread finished
@@ -34,7 +34,7 @@ struct Shared {
   Stream streams[CONSUMER_WARPS];
   int32_t stop, steps;  // the producer shall stop; how many steps all workers have completed
   int32_t leave;        // the worker shall
-  int32_t window;       // chunks that the producer may have under way
+  uint32_t window;      // bytes that the producer may have under way
   uint64_t nothing;     // zeros
   Place place;          // the stage under way, the step's number and how many stages have been entered
   int32_t step, entered;
@@ -47,6 +47,7 @@ constexpr int SCRIPT_BEGIN = NEAR_BEGIN + SCRATCH_FLOATS * 4;
 constexpr int RING_BEGIN = (SCRIPT_BEGIN + SCRIPT_WORDS * 4 + 127) / 128 * 128;
 constexpr int SLOTS = (SHARED_BYTES - RING_BEGIN) / CHUNK_BYTES < 64 ? (SHARED_BYTES - RING_BEGIN) / CHUNK_BYTES : 64;
 constexpr uint32_t RING_BYTES = SLOTS * CHUNK_BYTES;
+static_assert((CHUNK_BYTES & CHUNK_BYTES - 1) == 0, "places in the stream are counted modulo 2³²: whole chunks must fit");
 static_assert(SLOTS > 4, "the vectors of this model leave too little shared memory for the ring of weights");  // what a warp takes at once lies in up to three chunks
 
 // An int that all threads of a worker know, the same in each: kept once a warp. In registers it would be in everybody's way.

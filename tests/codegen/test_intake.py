@@ -15,8 +15,15 @@ from kogc.targets import DotRules
 
 TILE = 4
 WORKERS = 8
-#: Two of eight warps share a unit, and hold what they need of vectors that are not too long.
-RULES = DotRules(32, lambda k, units: 2, lambda k, warps: (8 // warps * k, True), lambda k, warps, dtype: k <= 32, lambda head_dim, group, dtype: 0)
+#: Two of eight warps share a unit, and hold what they need of vectors that are not too long; they take weights of shorter ones ahead.
+RULES = DotRules(
+    batch_units=32,
+    sharing=lambda k, units: 2,
+    packed_floats=lambda k, warps: (8 // warps * k, True),
+    holds=lambda k, warps, dtype: k <= 32,
+    drains=lambda k, warps, dtype: k <= 24,
+    short_bytes=1000,
+)
 
 
 def intakes(program: Program, workers: int = WORKERS, **rules) -> dict[str, Intake | None]:
@@ -154,6 +161,27 @@ def test_short_vectors_that_one_kind_of_dots_reads_stay_in_registers():
 
     normed = intakes(with_stages(program, gate_only))["gate_up_0"]
     assert normed.operand and normed.batched and not normed.held
+
+
+# ── weights in hand before the vector is there ──
+
+
+def test_a_stage_of_one_part_tells_how_many_units_all_workers_begin_with():
+    found = intakes(llama(ffn=100), 3)  # 25 units of gated rows over three workers
+    assert [found["gate_up_0"].first.least, found["gate_up_0"].first.everyone] == [8, True]
+    assert found["qkv_0"].first is None  # some begin with queries, some with keys
+    few = intakes(llama(ffn=20))["gate_up_0"].first  # 5 units over eight workers
+    assert (few.least, few.everyone) == (1, False)
+
+
+def test_weights_are_taken_ahead_only_where_the_target_has_registers_for_them():
+    assert intakes(llama(ffn=32))["gate_up_0"].first.drains  # of vectors of 24
+    assert not intakes(llama(ffn=32), drains=lambda k, warps, dtype: False)["gate_up_0"].first.drains
+
+
+def test_a_stage_is_short_when_no_worker_reads_much_in_it():
+    most = 24 * 2 * TILE * 4  # bytes of a gated unit of fp32 with vectors of 24
+    assert [intakes(llama(ffn=32), short_bytes=most + more)["gate_up_0"].short for more in (0, 1)] == [False, True]
 
 
 # ── what is read last ──

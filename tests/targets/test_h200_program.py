@@ -74,13 +74,13 @@ def test_emitted_stages_are_called_in_the_same_order_and_exchange_the_same(name)
 def exchanges(source: str) -> list[tuple[str, list[tuple[str, str]]]]:
     """(stage, what it reads and then publishes) in source order. What is read is sorted: a vector that every warp polls by itself
     comes after what is awaited."""
-    bodies = re.findall(r"^DEVICE_STAGE bool stage_(\w+)\(.*?\) {$(.*?)^}", source, re.M | re.S)
+    bodies = re.findall(r"^DEVICE(?:_STAGE)? bool stage_(\w+)\(.*?\) {$(.*?)^}", source, re.M | re.S)
     assert len(bodies) > 5
     return [(stage, reads_first(body)) for stage, body in bodies]
 
 
 def reads_first(body: str) -> list[tuple[str, str]]:
-    body = re.sub(r"take_in\w*<[\d, ]+>\(w, write_of\(", "await(", body)
+    body = re.sub(r"take_in\w*<[\w, <>]+>\(w, (?:ahead, )?write_of\(", "await(", body)
     found = re.findall(r"\b(await|publish|publish_best)(?:<T>)?\(w, buffer_(\w+)", body)
     reads = [one for one in found if one[0] == "await"]
     assert found and found[: len(reads)] == reads
@@ -89,3 +89,35 @@ def reads_first(body: str) -> list[tuple[str, str]]:
 
 def calls(source: str) -> list[str]:
     return re.findall(r"if \(!stage_(\w+)<T>\(w, (?:0|iteration)\)\) return false;", source)
+
+
+# ── weights taken ahead ──
+
+
+@cache
+def chained() -> str:
+    """Source with stages that are one function. Vectors of 1024 values give every warp a whole row of a unit."""
+    wide = {**LLAMA, "hidden_size": 1024, "num_attention_heads": 16, "num_key_value_heads": 4, "intermediate_size": 1024, "attention_bias": False}
+    return planned(model_of(wide), H200, 2 * WORKERS).rendered.source
+
+
+def body_of(source: str, function: str) -> str:
+    return re.search(rf"^DEVICE(?:_STAGE)? bool {function}\(.*?^}}", source, re.M | re.S)[0]
+
+
+def test_short_stages_take_the_next_ones_weights():
+    """Before a stage without a stream waits; else after its own dots and before its warps meet. Long stages take none."""
+    source = chained()
+    chain = re.findall(r"if \(!(stage_\w+)<T>\(w, iteration(?:, of_\d+)+\)\) return false;", source)
+    assert chain == ["stage_self_attn_combine", "stage_self_attn_o_proj", "stage_mlp_gate_up_proj"]
+    combine, o_proj, gate = (body_of(source, name) for name in chain)
+    assert combine.index("next.take()") < combine.index("await(")
+    assert o_proj.index("take_in_and_dot<") < o_proj.index("next.take()") < o_proj.index("meet(w)")
+    assert "(w, ahead, " in o_proj and "(w, ahead, " in gate and "next.take" not in gate
+
+
+def test_a_step_calls_a_chain_once_and_its_stages_only_in_it():
+    source = chained()
+    step = source[source.index("DEVICE bool step(Worker& w)") :]
+    assert len(re.findall(r"stages_\d+_to_\d+<T>\(w, iteration\)", step)) == 1
+    assert not {"stage_self_attn_combine", "stage_self_attn_o_proj", "stage_mlp_gate_up_proj"} & set(re.findall(r"stage_\w+(?=<T>)", step))

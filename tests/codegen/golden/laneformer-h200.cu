@@ -87,11 +87,14 @@ constexpr int CHUNK_BYTES = 16384;  // of the weight stream, one bulk copy
 constexpr int WINDOW = 3;  // chunks under way at most: a deeper queue would slow every exchange down
 constexpr int BULK_WINDOW = 5;  // of them while a worker has much to read and nothing to exchange
 constexpr int BULK_BYTES = 131072;  // of a worker's units from which on that is so
+constexpr int DRAIN = 16;  // fragments of a stage's weights, 16 bytes a lane each, that a warp takes into registers before their vector is there
+constexpr int PRODUCERS = 2;  // lanes that begin bulk copies, a warp each: 1 or 2
 constexpr int CONSUMER_REGISTERS = 224;  // of each consumer thread
 constexpr int PRODUCER_REGISTERS = 56;  // of each thread beside the producer
 constexpr int BATCH_UNITS = 32;  // units between two meetings of the warps
 constexpr int CONSUMER_WARPS = 8;  // which compute
 constexpr int ROW_K = 128;  // values of the vector that a row of a unit takes
+constexpr int DRAINED_ROWS = 4;  // of a unit, each warp's, up to which it takes weights before their vector is there
 constexpr int SHARED_BYTES = 232448;  // dynamic shared memory of a block
 
 // ── the plan: who does what, as int32 words (kogc/codegen/tables.py) ──
@@ -347,7 +350,7 @@ DEVICE_STAGE bool stage_attention_0(Worker& w, int iteration) {
         if (!here && !received(w)) return false;
         here = true;
         attend<2, 6, T>(w, queries, keys + cached, values + cached, new_keys, new_values,
-            split_span(w.position[0], w.position[T - 1] + 1, split, 2, window), 0.4082483f, 0.0f, results, 16, nullptr);
+            split_span(w.position[0], w.position[T - 1] + 1, split, 2, window), 0.4082483f, 0.0f, results, 16);
         PROBE(for (int t = 0; t < T; ++t) for (int h = 0; h < 2; ++h)
           copy_rows(w, w.launch->probe + 96 + t * 64 + lane * 32 + ((head * 2 + h) * 2 + split) * 8, results[t] + h * 16, 0, 8);)
         made_new_partials = true;
@@ -416,10 +419,11 @@ DEVICE_STAGE bool stage_o_0(Worker& w, int iteration) {
   Batch batch = {};
   Mine mine = {-1};
   ROLLED for (int runs = work.next(); runs > 0; --runs) {
-    const int part = work.next(), first = work.next(), count = work.next();
-    if (part == 0) plan_units(batch, mine, 0, 1, first, count);
+    work.next();  // the only part
+    const int first = work.next(), count = work.next();
+    plan_units(batch, mine, 0, 1, first, count);
   }
-  auto activation = take_in_and_dot<12, 2>(w, write_of(w, buffer_attended(), 0).at(0, lane), batch);
+  auto activation = take_in_and_dot<12, 2, Drained<1, 12, 2, 3>>(w, write_of(w, buffer_attended(), 0).at(0, lane), batch);
   const Outgoing new_o = outgoing(w, buffer_o(), 0, place);  // [2][24] per column
   bool made_new_o = false;
   const Outgoing new_x = outgoing(w, buffer_x(), 1, place);  // [2][24] per column
@@ -462,11 +466,12 @@ DEVICE_STAGE bool stage_gate_up_0(Worker& w, int iteration) {
   [[maybe_unused]] const int lane = work.next();
   Batch batch = {};
   Mine mine = {-1};
-  auto activation = take_in_normed<24, 2>(w, write_of(w, buffer_x(), 1).at(0, lane), ffn_norm_scale, 0.0f, 1e-05f, w.scratch + 64);
   ROLLED for (int runs = work.next(); runs > 0; --runs) {
-    const int part = work.next(), first = work.next(), count = work.next();
-    if (part == 0) begin_units<2>(w, activation, batch, mine, 0, first, count);
+    work.next();  // the only part
+    const int first = work.next(), count = work.next();
+    plan_units(batch, mine, 0, 2, first, count);
   }
+  auto activation = take_in_normed_and_dot<2, 24, 2, Drained<2, 24, 2, 2>>(w, write_of(w, buffer_x(), 1).at(0, lane), ffn_norm_scale, 0.0f, 1e-05f, w.scratch + 64, batch);
   const Outgoing new_h = outgoing(w, buffer_h(), 0, place);  // [2][20] per column
   bool made_new_h = false;
   if (!meet(w)) return false;
@@ -504,10 +509,11 @@ DEVICE_STAGE bool stage_m_0(Worker& w, int iteration) {
   Batch batch = {};
   Mine mine = {-1};
   ROLLED for (int runs = work.next(); runs > 0; --runs) {
-    const int part = work.next(), first = work.next(), count = work.next();
-    if (part == 0) plan_units(batch, mine, 0, 1, first, count);
+    work.next();  // the only part
+    const int first = work.next(), count = work.next();
+    plan_units(batch, mine, 0, 1, first, count);
   }
-  auto activation = take_in_and_dot<20, 2>(w, write_of(w, buffer_h(), 0).at(0, lane), batch);
+  auto activation = take_in_and_dot<20, 2, Drained<1, 20, 2, 3>>(w, write_of(w, buffer_h(), 0).at(0, lane), batch);
   const Outgoing new_m = outgoing(w, buffer_m(), 0, place);  // [2][24] per column
   bool made_new_m = false;
   const Outgoing new_x = outgoing(w, buffer_x(), 2, place);  // [2][24] per column
@@ -661,7 +667,7 @@ DEVICE_STAGE bool stage_attention_1(Worker& w, int iteration) {
         if (!here && !received(w)) return false;
         here = true;
         attend<2, 6, T>(w, queries, keys + cached, values + cached, new_keys, new_values,
-            split_span(w.position[0], w.position[T - 1] + 1, split, 2, window), 0.4082483f, 0.0f, results, 16, nullptr);
+            split_span(w.position[0], w.position[T - 1] + 1, split, 2, window), 0.4082483f, 0.0f, results, 16);
         PROBE(for (int t = 0; t < T; ++t) for (int h = 0; h < 2; ++h)
           copy_rows(w, w.launch->probe + 512 + iteration * 64 + t * 64 + lane * 32 + ((head * 2 + h) * 2 + split) * 8, results[t] + h * 16, 0, 8);)
         made_new_partials = true;
@@ -732,10 +738,11 @@ DEVICE_STAGE bool stage_o_1(Worker& w, int iteration) {
   Batch batch = {};
   Mine mine = {-1};
   ROLLED for (int runs = work.next(); runs > 0; --runs) {
-    const int part = work.next(), first = work.next(), count = work.next();
-    if (part == 0) plan_units(batch, mine, 0, 1, first, count);
+    work.next();  // the only part
+    const int first = work.next(), count = work.next();
+    plan_units(batch, mine, 0, 1, first, count);
   }
-  auto activation = take_in_and_dot<12, 2>(w, write_of(w, buffer_attended(), 1 + iteration).at(0, lane), batch);
+  auto activation = take_in_and_dot<12, 2, Drained<1, 12, 2, 3>>(w, write_of(w, buffer_attended(), 1 + iteration).at(0, lane), batch);
   const Outgoing new_o = outgoing(w, buffer_o(), 1 + iteration, place);  // [2][24] per column
   bool made_new_o = false;
   const Outgoing new_x = outgoing(w, buffer_x(), 3 + 2 * iteration, place);  // [2][24] per column
@@ -780,11 +787,12 @@ DEVICE_STAGE bool stage_gate_up_1(Worker& w, int iteration) {
   [[maybe_unused]] const int lane = work.next();
   Batch batch = {};
   Mine mine = {-1};
-  auto activation = take_in_normed<24, 2>(w, write_of(w, buffer_x(), 3 + 2 * iteration).at(0, lane), ffn_norm_scale, 0.0f, 1e-05f, w.scratch + 96);
   ROLLED for (int runs = work.next(); runs > 0; --runs) {
-    const int part = work.next(), first = work.next(), count = work.next();
-    if (part == 0) begin_units<2>(w, activation, batch, mine, 0, first, count);
+    work.next();  // the only part
+    const int first = work.next(), count = work.next();
+    plan_units(batch, mine, 0, 2, first, count);
   }
+  auto activation = take_in_normed_and_dot<2, 24, 2, Drained<2, 24, 2, 2>>(w, write_of(w, buffer_x(), 3 + 2 * iteration).at(0, lane), ffn_norm_scale, 0.0f, 1e-05f, w.scratch + 96, batch);
   const Outgoing new_h = outgoing(w, buffer_h(), 1 + iteration, place);  // [2][20] per column
   bool made_new_h = false;
   if (!meet(w)) return false;
@@ -824,10 +832,11 @@ DEVICE_STAGE bool stage_m_1(Worker& w, int iteration) {
   Batch batch = {};
   Mine mine = {-1};
   ROLLED for (int runs = work.next(); runs > 0; --runs) {
-    const int part = work.next(), first = work.next(), count = work.next();
-    if (part == 0) plan_units(batch, mine, 0, 1, first, count);
+    work.next();  // the only part
+    const int first = work.next(), count = work.next();
+    plan_units(batch, mine, 0, 1, first, count);
   }
-  auto activation = take_in_and_dot<20, 2>(w, write_of(w, buffer_h(), 1 + iteration).at(0, lane), batch);
+  auto activation = take_in_and_dot<20, 2, Drained<1, 20, 2, 3>>(w, write_of(w, buffer_h(), 1 + iteration).at(0, lane), batch);
   const Outgoing new_m = outgoing(w, buffer_m(), 1 + iteration, place);  // [2][24] per column
   bool made_new_m = false;
   const Outgoing new_x = outgoing(w, buffer_x(), 4 + 2 * iteration, place);  // [2][24] per column
