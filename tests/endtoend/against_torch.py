@@ -109,17 +109,22 @@ def assert_equal_bits(one: np.ndarray, other: np.ndarray) -> None:
     assert np.array_equal(one.view(np.uint32), other.view(np.uint32))
 
 
+def assert_computes(engine: Engine, module: nn.Module, capacity: int, dtype: str) -> None:
+    """Logits, and generated tokens up to the ``capacity``, agree with ``module``; repeats are equal bit by bit."""
+    ids = random_ids(engine.artifact.manifest.vocab, capacity)
+    logits = engine.logits(ids)
+    assert_close(logits, torch_logits(module, ids), dtype)
+    assert_equal_bits(engine.logits(ids), logits)
+    tokens = generated(engine, ids[:5], capacity)
+    assert len(tokens) == capacity - 4
+    assert generated(engine, ids[:5], capacity) == tokens
+    assert_greedy(tokens, torch_logits(module, ids[:5] + tokens[:-1])[4:], dtype)
+
+
 def assert_agrees(artifact: Artifact, module: nn.Module, capacity: int, dtype: str) -> Sequence[StageCheck]:
-    """Logits, generated tokens up to the ``capacity`` and every probed stage agree with ``module``; repeats are equal bit by bit.
-    Returns the checks of the stages."""
-    ids = random_ids(artifact.manifest.vocab, capacity)
+    """``assert_computes``, and every probed stage agrees, too. Returns the checks of the stages."""
     with artifact.engine() as engine:
-        logits = engine.logits(ids)
-        assert_close(logits, torch_logits(module, ids), dtype)
-        assert_equal_bits(engine.logits(ids), logits)
-        tokens = generated(engine, ids[:5], capacity)
-        assert len(tokens) == capacity - 4
-        assert_greedy(tokens, torch_logits(module, ids[:5] + tokens[:-1])[4:], dtype)
-        checks = check_stages(artifact, ids, LIMITS[dtype])
+        assert_computes(engine, module, capacity, dtype)
+        checks = check_stages(artifact, random_ids(artifact.manifest.vocab, capacity), LIMITS[dtype])
         assert all(check.passed for check in checks)
     return checks

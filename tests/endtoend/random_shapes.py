@@ -1,7 +1,9 @@
-"""Hypothesis strategies: configurations of the reference models, and how to compile and feed them."""
+"""Configurations of the reference models at random, and how to compile and feed them: chosen by Hypothesis, or by a seed."""
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,9 +11,33 @@ from hypothesis import strategies as st
 
 #: Prompts around the edges of a step of four tokens.
 PROMPT_LENGTHS = (1, 3, 4, 5, 8, 9)
-HEAD_DIMS = (8, 10, 16, 24, 32, 64, 96, 128)
-HIDDEN = (13, 24, 37, 61, 64, 101)
-VOCAB = (11, 29, 53, 64, 101, 307)
+
+#: Takes one of the options it is given.
+Choose = Callable[[Sequence], Any]
+
+_EITHER = (False, True)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What there is to choose from. ``groups``: query heads to a key/value head; ``feed_forward``: of a lane in a Laneformer;
+    ``windows``: of the attention layers that have one. Query vectors are at most ``most_queries`` wide."""
+
+    hidden: tuple[int, ...]
+    head_dims: tuple[int, ...]
+    groups: tuple[int, ...]
+    feed_forward: tuple[int, ...]
+    vocab: tuple[int, ...]
+    windows: tuple[int, ...]
+    capacities: tuple[int, ...]
+    most_queries: int = 1 << 20
+
+
+#: For kernels that are compiled and run in a moment on any machine.
+SMALL = Sizes(
+    hidden=(13, 24, 37, 61, 64, 101), head_dims=(8, 10, 16, 24, 32, 64, 96, 128), groups=(1, 2, 3, 5, 7, 8), feed_forward=(5, 17, 48, 97),
+    vocab=(11, 29, 53, 64, 101, 307), windows=(1, 3, 7, 20, 100), capacities=(9, 16, 33, 70, 141),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -27,54 +53,77 @@ class Case:
     seed: int
 
 
-@st.composite
-def llama_configs(draw) -> dict[str, Any]:
-    kv_heads = draw(st.integers(1, 3))
-    heads = kv_heads * draw(st.sampled_from([1, 2, 3, 5, 7, 8]))
+def llama_config(choose: Choose, sizes: Sizes = SMALL) -> dict[str, Any]:
+    """GQA, rope of both kinds, biases, tied heads."""
+    head_dim, group = choose(sizes.head_dims), choose(sizes.groups)
+    kv_heads = choose(range(1, 1 + max(1, min(3, sizes.most_queries // (head_dim * group)))))
     stretched = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16}
     return {
-        "model_type": "llama", "hidden_size": draw(st.sampled_from(HIDDEN)), "num_hidden_layers": draw(st.integers(1, 4)),
-        "num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": draw(st.sampled_from(HEAD_DIMS)),
-        "intermediate_size": draw(st.sampled_from([5, 17, 48, 97])), "vocab_size": draw(st.sampled_from(VOCAB)),
-        "max_position_embeddings": 512, "rms_norm_eps": draw(st.sampled_from([1e-6, 1e-5])),
-        "rope_theta": draw(st.sampled_from([100.0, 1e4, 5e5])), "rope_scaling": draw(st.sampled_from([None, None, stretched])),
-        "tie_word_embeddings": draw(st.booleans()), "attention_bias": draw(st.booleans()), "mlp_bias": draw(st.booleans()),
+        "model_type": "llama", "hidden_size": choose(sizes.hidden), "num_hidden_layers": choose(range(1, 5)),
+        "num_attention_heads": kv_heads * group, "num_key_value_heads": kv_heads, "head_dim": head_dim,
+        "intermediate_size": choose(sizes.feed_forward), "vocab_size": choose(sizes.vocab),
+        "max_position_embeddings": max(512, *sizes.capacities), "rms_norm_eps": choose((1e-6, 1e-5)),
+        "rope_theta": choose((100.0, 1e4, 5e5)), "rope_scaling": choose((None, None, stretched)),
+        "tie_word_embeddings": choose(_EITHER), "attention_bias": choose(_EITHER), "mlp_bias": choose(_EITHER),
     }  # fmt: skip
+
+
+def laneformer_config(choose: Choose, sizes: Sizes = SMALL) -> dict[str, Any]:
+    """Lanes, delays, all three ways of summing, head types, per-lane norms and windows shorter and longer than the text."""
+    lanes = choose((1, 2, 3, 4, 8))
+    head_dim, group = choose(sizes.head_dims), choose([group for group in sizes.groups if group <= 3])
+    kv_heads = lanes * choose((1, 1, 2))
+    layers, delay = choose(range(1, 6)), choose(range(1, 4))
+    head_type = choose(("replicate", "replicate", "lane", "vocab_parallel"))
+    replicate, vocab = head_type == "replicate", choose(sizes.vocab)
+    return {
+        "model_type": "laneformer", "num_lanes": lanes, "hidden_size": choose(sizes.hidden), "num_hidden_layers": layers,
+        "num_attention_heads": kv_heads * group, "num_key_value_heads": kv_heads, "head_dim": head_dim,
+        "intermediate_size": lanes * choose(sizes.feed_forward), "vocab_size": vocab if replicate else lanes * -(-vocab // lanes),
+        "max_position_embeddings": max(512, *sizes.capacities), "norm_eps": 1e-5, "rope_theta": choose((500.0, 1e4)),
+        "broadcast_delay": delay, "use_early_comm": choose(_EITHER),
+        "use_attention_comm": choose((True, True, True, False)), "use_mlp_comm": choose((True, True, True, False)),
+        "lm_head_type": head_type, "pre_norm_lane_agg": replicate and choose(_EITHER),
+        "tie_word_embeddings": replicate and choose(_EITHER), "replicated_rmsn_scale": choose(_EITHER),
+        "swa_layers": [layer for layer in range(layers) if choose(_EITHER)], "sliding_window": choose(sizes.windows),
+    }  # fmt: skip
+
+
+def case(choose: Choose, config: Callable[[Choose, Sizes], dict[str, Any]], sizes: Sizes = SMALL) -> Case:
+    """A model of ``config``'s family, and what is done with it."""
+    lengths = list(PROMPT_LENGTHS)
+    prompts = [lengths.pop(choose(range(len(lengths)))) for _ in range(choose((2, 3)))]
+    return Case(
+        config=config(choose, sizes),
+        capacity=choose(sizes.capacities),
+        dtype=choose(("fp32", "fp16", "bf16")),
+        workers=choose(range(1, 6)),
+        as_file=choose(_EITHER),
+        prompts=tuple(prompts),
+        seed=choose(range(2**16)),
+    )
+
+
+# ── chosen by Hypothesis ──
+
+
+@st.composite
+def llama_configs(draw) -> dict[str, Any]:
+    return llama_config(lambda options: draw(st.sampled_from(options)))
 
 
 @st.composite
 def laneformer_configs(draw) -> dict[str, Any]:
-    """Lanes, delays, all three ways of summing, head types, per-lane norms and windows shorter and longer than the text."""
-    lanes = draw(st.sampled_from([1, 2, 3, 4, 8]))
-    kv_heads = lanes * draw(st.sampled_from([1, 1, 2]))
-    heads = kv_heads * draw(st.sampled_from([1, 2, 3]))
-    layers, delay = draw(st.integers(1, 5)), draw(st.integers(1, 3))
-    head_type = draw(st.sampled_from(["replicate", "replicate", "lane", "vocab_parallel"]))
-    replicate = head_type == "replicate"
-    vocab = draw(st.sampled_from(VOCAB))
-    windows = draw(st.lists(st.booleans(), min_size=layers, max_size=layers))
-    return {
-        "model_type": "laneformer", "num_lanes": lanes, "hidden_size": draw(st.sampled_from(HIDDEN)), "num_hidden_layers": layers,
-        "num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": draw(st.sampled_from([8, 10, 16, 24, 24, 32, 96])),
-        "intermediate_size": lanes * draw(st.sampled_from([5, 17, 32])), "vocab_size": vocab if replicate else lanes * -(-vocab // lanes),
-        "max_position_embeddings": 512, "norm_eps": 1e-5, "rope_theta": draw(st.sampled_from([500.0, 1e4])),
-        "broadcast_delay": delay, "use_early_comm": draw(st.booleans()),
-        "use_attention_comm": draw(st.sampled_from([True, True, True, False])), "use_mlp_comm": draw(st.sampled_from([True, True, True, False])),
-        "lm_head_type": head_type, "pre_norm_lane_agg": replicate and draw(st.booleans()),
-        "tie_word_embeddings": replicate and draw(st.booleans()), "replicated_rmsn_scale": draw(st.booleans()),
-        "swa_layers": [layer for layer, short in enumerate(windows) if short], "sliding_window": draw(st.sampled_from([1, 3, 7, 20, 100])),
-    }  # fmt: skip
+    return laneformer_config(lambda options: draw(st.sampled_from(options)))
 
 
 @st.composite
-def cases(draw, configs) -> Case:
-    capacity = draw(st.sampled_from([9, 16, 33, 70, 141]))
-    return Case(
-        config=draw(configs),
-        capacity=capacity,
-        dtype=draw(st.sampled_from(["fp32", "fp16", "bf16"])),
-        workers=draw(st.integers(1, 5)),
-        as_file=draw(st.booleans()),
-        prompts=tuple(draw(st.lists(st.sampled_from(PROMPT_LENGTHS), min_size=2, max_size=3, unique=True))),
-        seed=draw(st.integers(0, 2**16)),
-    )
+def cases(draw, config: Callable[[Choose, Sizes], dict[str, Any]]) -> Case:
+    return case(lambda options: draw(st.sampled_from(options)), config)
+
+
+# ── chosen by a seed: the same on every machine, whatever its version of Hypothesis ──
+
+
+def seeded_case(seed: int, config: Callable[[Choose, Sizes], dict[str, Any]], sizes: Sizes) -> Case:
+    return case(random.Random(seed).choice, config, sizes)

@@ -22,7 +22,7 @@ from against_torch import (
     torch_logits,
 )
 from hypothesis import HealthCheck, Phase, given, settings
-from random_shapes import Case, cases, laneformer_configs, llama_configs
+from random_shapes import Case, cases, laneformer_config, llama_config
 
 from kogc.runtime.engine import Engine
 
@@ -37,13 +37,13 @@ MODELS = settings(
 
 
 @MODELS
-@given(case=cases(llama_configs()))
+@given(case=cases(llama_config))
 def test_llamas(case: Case):
     check(case)
 
 
 @MODELS
-@given(case=cases(laneformer_configs()))
+@given(case=cases(laneformer_config))
 def test_laneformers(case: Case):
     check(case)
 
