@@ -67,14 +67,14 @@ def random_ids(vocab: int, count: int, seed: int = 0) -> list[int]:
 
 
 def torch_logits(module: nn.Module, ids: Sequence[int], step: int | None = None) -> np.ndarray:
-    """The module's own logits [T, V], all positions at once or ``step`` at a time."""
-    step = step or len(ids)
+    """The module's own logits [T, V], all positions at once or ``step`` at a time, computed where the module is."""
+    step, device = step or len(ids), next(module.parameters()).device
     with torch.no_grad():
         parts = [
-            module(torch.tensor(ids[start : start + step]), torch.arange(start, min(start + step, len(ids))))
+            module(torch.tensor(ids[start : start + step], device=device), torch.arange(start, min(start + step, len(ids)), device=device))
             for start in range(0, len(ids), step)
         ]
-    return torch.cat(parts).float().numpy()
+    return torch.cat(parts).float().cpu().numpy()
 
 
 def relative_rmse(found: np.ndarray, expected: np.ndarray) -> float:

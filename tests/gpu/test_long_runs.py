@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from against_torch import assert_close, assert_equal_bits, assert_greedy, generated, random_ids, random_model, torch_logits
 
 import kogc
@@ -29,11 +30,11 @@ SOAKED, REPEATS = 50_000, 3
 
 @pytest.fixture(scope="module", params=[(LLAMA, "fp16"), (LLAMA, "bf16"), (LLAMA, "fp32"), (LANES, "fp16")], ids=["llama-fp16", "llama-bf16", "llama-fp32", "lanes-fp16"])
 def case(request, tmp_path_factory):
-    """(module, dtype, engine)."""
+    """(module, dtype, engine). The module computes on the GPU, too, where its PyTorch can: attention over 32k positions is slow elsewhere."""
     config, dtype = request.param
     module = random_model(config, CONTEXT, dtype, seed=6)
     with kogc.compile(module, "h200", output=tmp_path_factory.mktemp("long") / "long.kog", dtype=dtype, gate=False).engine() as engine:
-        yield module, dtype, engine
+        yield module.to("cuda" if torch.cuda.is_available() else "cpu"), dtype, engine
 
 
 def test_every_position_of_a_long_context_agrees_with_pytorch(case):
