@@ -86,16 +86,25 @@ def median(runs: list[Decode]) -> Decode:
     return sorted(runs, key=lambda run: run.us)[len(runs) // 2]
 
 
-def first_token_overhead_us(engine: Engine, rounds: int) -> float:
-    """µs from the call to the first token beyond the steps that its prompt needs, the median."""
+@dataclass(frozen=True)
+class FirstToken:
+    """µs to the first token beyond the steps that its prompt needs, medians: ``kernel`` from when all workers were there, ``call``
+    from the call in Python."""
+
+    kernel: float
+    call: float
+
+
+def first_token(engine: Engine, rounds: int) -> FirstToken:
+    """Of prompts of ``PROMPT`` tokens; a step takes what one takes after them. One round more than is counted wakes everything up."""
     columns, found = max(engine.artifact.manifest.step_tokens), []
-    for seed in range(rounds):
-        generation = engine.generate(random_ids(engine.artifact.manifest.vocab, PROMPT, seed), max_tokens=PROMPT)
+    for seed in range(rounds + 1):
+        generation = engine.generate(random_ids(engine.artifact.manifest.vocab, PROMPT, seed), max_tokens=PROMPT, ignore_eos=True)
         for _ in generation:
             pass
-        step_s = 1 / generation.stats.decode_tok_s
-        found.append(1e6 * (generation.stats.ttft_s - -(-PROMPT // columns) * step_s))
-    return statistics.median(found)
+        steps_s = -(-PROMPT // columns) / generation.stats.decode_tok_s
+        found.append((1e6 * (generation.stats.prompt_s - steps_s), 1e6 * (generation.stats.ttft_s - steps_s)))
+    return FirstToken(*map(statistics.median, zip(*found[1:], strict=True)))
 
 
 @dataclass(frozen=True)

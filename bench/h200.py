@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from gpu_cases import Asked, Case, chosen_cases
 from gpu_compile import Compiles, Made
-from gpu_decode import PROMPT, Plan, decode_runs, fill, first_token_overhead_us, median, plain_reads, soak
+from gpu_decode import PROMPT, Plan, decode_runs, fill, first_token, median, plain_reads, soak
 from gpu_gate import Reference, gate, gate_behind, random_ids
 from gpu_peers import as_peer, token_us
 from kogc.artifact import Artifact
@@ -45,7 +45,7 @@ PROFILED = 8
 #: torch.compile of a whole model takes up to this many seconds: with less left it is not begun.
 PEER_S = 60
 SOAK_REPEATS = 3
-FIRST_TOKEN_US = 50
+FIRST_TOKEN_US, FIRST_TOKENS = 50, 9
 
 
 class Report:
@@ -174,8 +174,9 @@ def measure(case: Case, engine: Engine, reference: Reference, plan: Plan, found:
                     first = us if asked is case.asked[0] else first
     if first is None:
         return None
-    overhead = first_token_overhead_us(engine, plan.rounds)
-    report.row(Row(f"{case.preset}: first token beyond its steps", overhead, "µs", FIRST_TOKEN_US, least=False, note=f"prompt of {PROMPT} tokens, the call included"))
+    overhead = first_token(engine, FIRST_TOKENS)
+    for where, us in (("in the kernel", overhead.kernel), ("the call included", overhead.call)):
+        report.row(Row(f"{case.preset}: first token beyond its steps, {where}", us, "µs", FIRST_TOKEN_US, least=False, note=f"median of {FIRST_TOKENS}, prompts of {PROMPT} tokens"))
     return first
 
 

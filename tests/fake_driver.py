@@ -33,7 +33,8 @@ class FakeDriver:
     """Stands for the module ``cuda.bindings.driver``.
 
     ``kernel(launch, fake)`` is what a launch runs; its return value is how the launch ends. ``failures``: function → the
-    error it returns from now on. ``calls``: (function, arguments) in order. ``contexts``: of the running thread, top last.
+    error it returns from now on. ``calls``: (function, arguments) in order; ``launched``: the last launch. ``contexts``: of the
+    running thread, top last.
     """
 
     def __init__(self, facts: tuple[int, ...], kernel: Callable[[Launch, FakeDriver], Any]) -> None:
@@ -45,6 +46,7 @@ class FakeDriver:
         self.gpu_memory: dict[int, ctypes.Array] = {}
         self.host_memory: dict[int, ctypes.Array] = {}
         self.alive: set[str] = set()
+        self.launched: Launch | None = None
         self.retained = 0
         self._numbers = itertools.count(1000)
         self._threads = threading.local()
@@ -153,7 +155,7 @@ class FakeDriver:
 
     def _cuLaunchCooperativeKernel(self, function: str, *rest: Any) -> Any:
         *_, stream, parameters = rest
-        launch = Launch.from_buffer_copy(ctypes.string_at(ctypes.c_void_p.from_address(parameters).value, ctypes.sizeof(Launch)))
+        launch = self.launched = Launch.from_buffer_copy(ctypes.string_at(ctypes.c_void_p.from_address(parameters).value, ctypes.sizeof(Launch)))
         if rest[0] > self.attributes["MULTIPROCESSOR_COUNT"]:
             return error("COOPERATIVE_LAUNCH_TOO_LARGE")
         self._work[stream] = threading.Thread(target=self._run, args=(launch,), name="fake-gpu", daemon=True)

@@ -13,6 +13,7 @@ from kogc.codegen.launch import Launch, State
 from kogc.errors import BadInput, EnvironmentFailure, MachineMismatch
 from kogc.runtime import cuda_driver
 from kogc.runtime.cuda_driver import Context, CudaError
+from kogc.runtime.cuda_inputs import Inputs
 from kogc.runtime.cuda_memory import GpuBlock, HostBlock, Memory, upload
 from kogc.runtime.cuda_module import CAPABILITY, Kernel, check_gpu
 from kogc.runtime.cuda_turn import Turn
@@ -29,13 +30,6 @@ _SHORTEST_S, _LONGEST_S, _GROWTH = 20e-6, 1e-3, 1.5
 #: The host watches for the kernel's start this long without sleeping, to learn how the two clocks relate.
 _START_NS = 2_000_000
 
-#: The launch's control words: 64 bytes, the first one tells the kernel to leave.
-_CONTROL_BYTES = 64
-
-
-#: Room for prompts is taken in pieces of at least this.
-_INPUT_BYTES = 1 << 16
-
 
 class CudaDevice:
     """The kernel of an artifact and its weights on one GPU."""
@@ -49,11 +43,11 @@ class CudaDevice:
         self._context = Context(driver, self._gpu.ordinal)
         self._memory = Memory(self._context)
         self._queue = Queue(self._context)
+        self._turn = Turn(self._gpu.uuid)
         self._blocks: list[GpuBlock] = []
-        self._inputs: GpuBlock | None = None
         try:
             self._kernel = Kernel(self._context, self._gpu, artifact, defines)
-            self._control = self._own(_CONTROL_BYTES, "the launch's control words")
+            self._inputs = Inputs(self._pair)
         except BaseException:
             self.close()
             raise
@@ -91,34 +85,23 @@ class CudaDevice:
         return block.address
 
     def start(self, launch: Launch, left: Callable[[], None]) -> CudaRun:
-        """Wait for the GPU's turn, launch and return. Raises EnvironmentFailure when the GPU refuses the launch."""
-        turn = Turn(self._gpu.uuid)
+        """Wait for the GPU's turn, launch and return. Raises EnvironmentFailure when the GPU refuses the launch; then, and when
+        Ctrl-C comes meanwhile, nothing runs."""
+        self._turn.take()
         self._memory.begin_launch()
 
         def ended() -> None:
             self._memory.end_launch()
-            turn.end()
-            left()
+            self._turn.end()
 
         try:
-            launch.control = self._control.address
-            self._control.clear()
-            self._move_inputs(launch)
             facts = self._kernel.facts
-            self._queue.launch(self._kernel.function, facts[Fact.WORKERS], facts[GpuFact.THREADS], facts[GpuFact.SHARED_BYTES], launch)
-            return CudaRun(self._queue, launch, ended)
+            inputs = self._inputs.move(launch)
+            self._queue.launch(inputs, self._kernel.function, facts[Fact.WORKERS], facts[GpuFact.THREADS], facts[GpuFact.SHARED_BYTES], launch)
+            return CudaRun(self._queue, launch, lambda: (ended(), left()))
         except BaseException:
-            self._memory.end_launch()
-            turn.end()
+            ended()
             raise
-
-    def _move_inputs(self, launch: Launch) -> None:
-        """Copy prompt and stop ids, which follow each other, to the GPU: every worker reads them, and some in every step."""
-        nbytes = 4 * (launch.n_prompt + launch.n_stop)
-        if self._inputs is None or self._inputs.nbytes < nbytes:
-            self._inputs = self._own(max(nbytes, _INPUT_BYTES), "the prompt")
-        self._queue.copy(self._inputs.address, launch.prompt, nbytes)
-        launch.prompt, launch.stop_ids = self._inputs.address, self._inputs.address + 4 * launch.n_prompt
 
     def use_kernel(self, artifact: Artifact, defines: tuple[str, ...] = ()) -> None:
         """Run the kernel of ``artifact`` from the next launch on. None may be running."""
@@ -129,17 +112,24 @@ class CudaDevice:
     def close(self) -> None:
         """Free weights, streams and code. The kernel must have left."""
         self._queue.close()
+        self._turn.close()
+        if hasattr(self, "_inputs"):
+            self._inputs.close()
         for block in self._blocks:
             block.free()
         self._blocks.clear()
         self._memory.close()
-        if hasattr(self, "_kernel"):  # which closes itself when it cannot be made
+        if hasattr(self, "_kernel"):  # which, like the inputs, closes itself when it cannot be made
             self._kernel.close()
 
     def _own(self, nbytes: int, what: str) -> GpuBlock:
         """Memory of the GPU until ``close``."""
         self._blocks.append(self.alloc(nbytes, what))
         return self._blocks[-1]
+
+    def _pair(self, nbytes: int, what: str) -> tuple[GpuBlock, HostBlock]:
+        """The same, and as much pinned memory to fill it from."""
+        return self._own(nbytes, what), self.alloc(nbytes, what, host=True)
 
 
 class Queue:
@@ -165,15 +155,12 @@ class Queue:
         with self._context as driver:
             driver.call("cuMemsetD8Async", address, 0, nbytes, self.stream)
 
-    def copy(self, address: int, pinned: int, nbytes: int) -> None:
-        """Copy pinned memory to the GPU before the next launch. It must not change until then."""
-        with self._context as driver:
-            driver.call("cuMemcpyHtoDAsync", address, pinned, nbytes, self.stream)
-
-    def launch(self, function: Any, workers: int, threads: int, shared_bytes: int, launch: Launch) -> None:
-        """Launch ``workers`` blocks that all run at once, or none. Returns at once. Raises MachineMismatch, CudaError."""
+    def launch(self, inputs: tuple[int, int, int], function: Any, workers: int, threads: int, shared_bytes: int, launch: Launch) -> None:
+        """Copy ``inputs`` (to, from pinned memory, bytes) to the GPU and launch ``workers`` blocks that all run at once, or none.
+        Returns at once. Raises MachineMismatch, CudaError."""
         parameters = (ctypes.c_void_p * 1)(ctypes.addressof(launch))
         with self._context as driver:
+            driver.call("cuMemcpyHtoDAsync", *inputs, self.stream)
             driver.call("cuEventRecord", self._ready, self.stream)
             try:
                 driver.call(
@@ -218,10 +205,27 @@ class CudaRun(KernelThread):
         self._queue, self._launch = queue, launch
         self._state = State.from_address(launch.state)
         self._offset: int | None = None
+        try:
+            self._see_start()
+        except BaseException:  # Ctrl-C: nobody has this object, so nobody could cancel
+            self._drop()
+            raise
         super().__init__(left)
+
+    def _see_start(self) -> None:
+        """Look for the kernel's start and do nothing else, not even begin the thread: a late look would make all times late."""
         limit = time.monotonic_ns() + _START_NS
-        while self._offset is None and self.running and time.monotonic_ns() < limit:
-            self._read_clock(self._state.start_ns)
+        while not (self._state.start_ns or self._state.finished) and time.monotonic_ns() < limit:
+            pass
+        self._read_clock(self._state.start_ns)
+
+    def _drop(self) -> None:
+        """Cancel, and return when the kernel has left."""
+        try:
+            self._queue.cancel(self._launch.control)
+            self._queue.wait_for_end()
+        except CudaError:
+            pass  # it has left, as everything has
 
     def wait(self, seen: int) -> bool:
         """Return when more than ``seen`` tokens are there, or with False when the kernel has left. Ctrl-C is served meanwhile."""

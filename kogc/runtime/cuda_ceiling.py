@@ -57,6 +57,7 @@ class Reader:
         self._gpu = cuda_driver.chosen_gpu(driver)
         self._context = Context(driver, self._gpu.ordinal)
         self._memory = Memory(self._context)
+        self._turn = Turn(self._gpu.uuid)
         self._given: list[tuple[Any, ...]] = []
         try:
             self._load(data)
@@ -66,18 +67,16 @@ class Reader:
 
     def rounds(self, count: int) -> list[float]:
         """Bytes per second of each of ``count`` rounds. Waits while one of our kernels runs."""
-        turn = Turn(self._gpu.uuid)
-        try:
+        with self._turn:
             self._round()  # wakes the clocks up
             return [self._round() for _ in range(count)]
-        finally:
-            turn.end()
 
     def close(self) -> None:
         """Free everything."""
         given, self._given = self._given, []
         self._context.give_back(*reversed(given))
         self._memory.close()
+        self._turn.close()
 
     def __enter__(self) -> Reader:
         return self

@@ -34,6 +34,7 @@ class Memory:
         self._closed = False
         self._given_up: list[Callable[[], None]] = []
         self._spare: dict[int, list[int]] = {}
+        self._kernel_addresses: dict[int, int] = {}
 
     def begin_launch(self) -> None:
         """A kernel is about to run."""
@@ -78,8 +79,11 @@ class Memory:
 
     def kernel_address(self, memory: ctypes.Array) -> int:
         """Where the GPU sees pinned ``memory``."""
-        with self._context as driver:
-            return int(driver.call("cuMemHostGetDevicePointer", ctypes.addressof(memory), 0))
+        address = ctypes.addressof(memory)
+        if address not in self._kernel_addresses:
+            with self._context as driver:
+                self._kernel_addresses[address] = int(driver.call("cuMemHostGetDevicePointer", address, 0))
+        return self._kernel_addresses[address]
 
     def close(self) -> None:
         """Give back what is spare, and keep nothing from now on. What is still in use goes when its last user does."""
@@ -115,6 +119,8 @@ class Memory:
             keep = size <= _KEPT_BYTES and not self._closed
             if keep:
                 self._spare.setdefault(size, []).append(address)
+            else:
+                self._kernel_addresses.pop(address, None)
         if not keep:
             self._context.give_back(("cuMemFreeHost", address))
 
@@ -155,6 +161,8 @@ class HostBlock(HostMemory):
     def __init__(self, memory: Memory, nbytes: int, what: str) -> None:
         pinned = memory.pinned(nbytes, what)
         super().__init__(np.frombuffer(pinned, np.uint8), nbytes, memory.kernel_address(pinned))
+        #: Where the host sees it.
+        self.address_here = ctypes.addressof(pinned)
 
 
 def upload(context: Context, memory: Memory, stream: Any, data: np.ndarray, address: int, progress: Callable[[int], None]) -> None:

@@ -22,14 +22,16 @@ class Token:
 class Stats:
     """How a generation went.
 
-    ``ttft_s``: seconds from the call to the first token, prompt included; ``decode_tok_s``: tokens after the first per
-    second between the first and the last (``None`` with fewer than two); ``prompt_tokens``: ids processed by this call (a
-    session's cached tokens not counted); ``tokens``: ids generated. Times are the kernel's own.
+    ``ttft_s``: seconds from the call to the first token, prompt included; ``prompt_s``: the part of them in which the kernel
+    ran; ``decode_tok_s``: tokens after the first per second between the first and the last (``None`` with fewer than two);
+    ``prompt_tokens``: ids processed by this call (a session's cached tokens not counted); ``tokens``: ids generated. Times
+    are the kernel's own.
     """
 
     prompt_tokens: int = 0
     tokens: int = 0
     ttft_s: float | None = None
+    prompt_s: float | None = None
     decode_tok_s: float | None = None
 
 
@@ -107,6 +109,7 @@ class Generation(Iterator[Token]):
         self.stats.tokens = count
         if count:
             self.stats.ttft_s = (times.first_token_ns - self._called_ns) * 1e-9
+            self.stats.prompt_s = (times.first_token_ns - times.start_ns) * 1e-9
         # The kernel may have been ahead of the reader: its own count belongs to its own clock.
         made, span = times.produced, times.end_ns - times.first_token_ns
         if made > 1 and span > 0:

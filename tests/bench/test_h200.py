@@ -26,6 +26,7 @@ def test_the_whole_path_on_the_cpu(tmp_path):
     names = [row["name"].removeprefix("llama-tiny ") for row in found["rows"]]
     assert names == [
         "llama-tiny: gate", "llama-tiny: gate at 57", "fp16 at 64: decode", "fp16 at 64: share of the plain read",
-        "llama-tiny: first token beyond its steps", "llama-tiny: soak, equal repeats",
+        "llama-tiny: first token beyond its steps, in the kernel", "llama-tiny: first token beyond its steps, the call included",
+        "llama-tiny: soak, equal repeats",
     ]  # fmt: skip
     assert all(name in done.stdout for name in names) and done.stdout.rstrip().splitlines()[-1].startswith("| llama-tiny: soak")

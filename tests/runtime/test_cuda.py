@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import shutil
 import signal
+import struct
 import subprocess
 import sys
 import threading
@@ -20,10 +22,11 @@ from kogc.artifact_writer import ArtifactWriter
 from kogc.codegen.launch import LAUNCH_VERSION, State
 from kogc.errors import ArtifactError, BadInput, EnvironmentFailure, KernelStalled, MachineMismatch, PlanRejected, WorkersMissing
 from kogc.runtime import cuda_driver, cuda_memory, cuda_module
-from kogc.runtime.cuda import CudaDevice
+from kogc.runtime.cuda import CudaDevice, CudaRun
 from kogc.runtime.cuda_driver import CudaError, Driver
 from kogc.runtime.cuda_turn import Turn
 from kogc.runtime.device import device_id
+from kogc.runtime.kernel_thread import KernelThread
 from kogc.speed import passed_gate
 from kogc.targets.h200 import toolchain
 from kogc.tune import tune
@@ -132,6 +135,16 @@ def test_tokens_times_and_launch(fake, artifact, expected):
     assert attribute.name == "CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES" and value == SHARED
 
 
+def test_times_do_not_wait_for_the_hosts_thread(fake, artifact, monkeypatch):
+    """The GPU's clock is read when the kernel starts; whatever the host does then happens beside the kernel."""
+    begin = KernelThread.__init__
+    monkeypatch.setattr(KernelThread, "__init__", lambda run, left: (time.sleep(0.1), begin(run, left))[1])
+    with artifact.engine() as engine:
+        generation = engine.generate([3, 4], max_tokens=8)
+        list(generation)
+    assert 0 < generation.stats.prompt_s < generation.stats.ttft_s < 0.1
+
+
 def test_runs_repeat_and_sessions_continue(fake, artifact, expected):
     with artifact.engine() as engine:
         assert [ids(engine.generate([1, 2, 3], max_tokens=6)) for _ in range(3)] == [expected([1, 2, 3], 6)] * 3
@@ -178,7 +191,10 @@ def test_exchange_and_control_are_zeroed_before_every_launch(fake, artifact):
             ids(engine.generate([3], max_tokens=2))
             before = fake.calls[: fake.names().index("cuLaunchCooperativeKernel")]
             zeroed = {arguments[0]: arguments[2] for name, arguments in before if name == "cuMemsetD8Async"}
-            assert zeroed[engine._exchange.address] == EXCHANGE and zeroed[engine._device._control.address] == 64
+            (to, pinned, size, _), = (arguments for name, arguments in before if name == "cuMemcpyHtoDAsync")
+            assert zeroed[engine._exchange.address] == EXCHANGE
+            assert to == fake.launched.control and fake.read(pinned, size) == bytes(64) + struct.pack("ii", 3, EOS)
+            assert (fake.launched.prompt, fake.launched.stop_ids) == (to + 64, to + 68)
 
 
 # ── profiling ──
@@ -227,8 +243,30 @@ def test_cancel_writes_one_word_past_the_kernel(fake, artifact, expected):
         names = fake.names()
         assert names.index("cuStreamWaitEvent") < names.index("cuMemcpyHtoDAsync")
         to, _, size, stream = next(arguments for name, arguments in fake.calls if name == "cuMemcpyHtoDAsync")
-        assert (to, size) == (engine._device._control.address, 4) and stream != engine._device._queue.stream
+        assert (to, size) == (fake.launched.control, 4) and stream != engine._device._queue.stream
         assert ids(engine.generate([3], max_tokens=3)) == expected([3], 3)
+
+
+def test_ctrl_c_while_the_kernel_starts_leaves_nothing_behind(fake, artifact, expected, monkeypatch):
+    def interrupted(run):
+        raise KeyboardInterrupt
+
+    with artifact.engine() as engine:
+        with monkeypatch.context() as patch:
+            patch.setattr(CudaRun, "_see_start", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                engine.generate([STUCK])
+        assert not threads() and not [thread for thread in threading.enumerate() if thread.name == "fake-gpu"]
+        assert ids(engine.generate([3], max_tokens=3)) == expected([3], 3)
+
+
+def test_a_long_prompt_gets_more_room(fake, make_artifact, expected):
+    fake.facts = (*FACTS[:5], 40_000, EXCHANGE, 4 * 40_000, *FACTS[8:])
+    fake.kernel = summing_kernel(SPECIAL, VOCAB, EOS, 40_000)
+    with make_artifact(context=40_000, kv_bytes=4 * 40_000).engine() as engine:
+        for length in (1, 20_000, 3, 39_000):
+            prompt = [1] * length
+            assert ids(engine.generate(prompt, max_tokens=2)) == expected(prompt, 2, 40_000)
 
 
 def test_forgotten_generations_and_closed_engines_cancel(fake, artifact):
@@ -275,24 +313,46 @@ def test_a_second_engine_waits_for_the_first(fake, artifact, expected):
 def test_a_turn_excludes_others_and_ends(tmp_path, monkeypatch):
     monkeypatch.setenv("KOGC_CACHE_DIR", str(tmp_path))
     turn, order = Turn("abc"), []
+    for _ in range(2):
+        turn.take()
 
-    def other():
-        second = Turn("abc")
-        order.append("second")
-        second.end()
+        def other():
+            with Turn("abc"):
+                order.append("second")
 
-    thread = threading.Thread(target=other)
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join(0.2)
+        assert thread.is_alive()
+        with Turn("another GPU"):
+            order.append("first")
+        turn.end()
+        turn.end()
+        thread.join(5)
+    assert order == ["first", "second"] * 2
+    turn.close()
+    turn.close()
+
+
+def test_a_turn_outlives_its_file(tmp_path, monkeypatch):
+    """The cache folder may be emptied at any time: all meet at the new file."""
+    monkeypatch.setenv("KOGC_CACHE_DIR", str(tmp_path))
+    one, other = Turn("abc"), Turn("abc")
+    with one:
+        pass
+    shutil.rmtree(tmp_path / "locks")
+    one.take()
+    thread = threading.Thread(target=other.take)
     thread.start()
     thread.join(0.2)
-    assert thread.is_alive() and Turn("another GPU")
-    order.append("first")
-    turn.end()
-    turn.end()
+    assert thread.is_alive()
+    one.close()
     thread.join(5)
-    assert order == ["first", "second"]
+    assert not thread.is_alive()
+    other.close()
 
 
-WAITING = "from kogc.runtime.cuda_turn import Turn; print('asking', flush=True); Turn('abc'); print('mine', flush=True); input()"
+WAITING = "from kogc.runtime.cuda_turn import Turn; print('asking', flush=True); turn = Turn('abc'); turn.take(); print('mine', flush=True); input()"
 
 
 def waiting_process() -> subprocess.Popen:
@@ -304,6 +364,7 @@ def waiting_process() -> subprocess.Popen:
 def test_ctrl_c_ends_the_wait_for_a_turn(tmp_path, monkeypatch):
     monkeypatch.setenv("KOGC_CACHE_DIR", str(tmp_path))
     turn = Turn("abc")
+    turn.take()
     child = waiting_process()
     time.sleep(0.2)
     child.send_signal(signal.SIGINT)
@@ -318,7 +379,8 @@ def test_a_killed_process_ends_its_turn(tmp_path, monkeypatch):
     assert child.stdout.readline() == "mine\n"
     child.kill()
     child.communicate(timeout=10)
-    Turn("abc").end()
+    with Turn("abc"):
+        pass
 
 
 def test_a_failed_launch_ends_its_turn(fake, artifact, expected):
