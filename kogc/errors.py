@@ -52,7 +52,7 @@ class ToolchainError(EnvironmentFailure):
 
 
 class PlanRejected(ToolchainError):
-    """The compiler built the kernel, but not as it must be: it spills registers, say. Another plan may do."""
+    """A kernel that must not be used: its plan asks too much of a worker's memory, or it spills registers. Another plan may do."""
 
 
 class MachineMismatch(EnvironmentFailure):

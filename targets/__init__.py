@@ -71,13 +71,24 @@ class DotRules:
 
 
 @dataclass(frozen=True)
+class WorkerMemory:
+    """A worker's own memory, in bytes: ``nbytes`` in all. Its machine layer takes ``named`` of them; then come near memory and the
+    worker's script, and what is left is a ring for the weights, with slots of ``slot``, of which it needs ``least_slots``."""
+
+    nbytes: int
+    named: int
+    slot: int
+    least_slots: int
+
+
+@dataclass(frozen=True)
 class Target:
     """One machine, ready to render for.
 
     ``tile_rows``: rows of a tile. ``layout``: [units, arity, tile_rows, k] → the order in the stream. ``constants``: (name,
     value, meaning) that the machine layer needs. ``facts``: the whole target.toml. ``near_floats``: exchanged words carry
     their own flags, and a worker keeps what it receives in memory of its own, of which so many floats are near. Then ``dots`` tell how
-    its warps take in vectors.
+    its warps take in vectors, and ``memory`` what else lies in that memory.
     """
 
     name: str
@@ -89,6 +100,7 @@ class Target:
     facts: Mapping[str, Any]
     near_floats: int | None = None
     dots: DotRules | None = None
+    memory: WorkerMemory | None = None
 
 
 def target_names() -> tuple[str, ...]:

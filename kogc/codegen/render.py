@@ -20,6 +20,7 @@ from kogc.codegen.stage_context import StageContext, joined, stage_context
 from kogc.codegen.stage_values import RenderError
 from kogc.codegen.staging import Staging, make_staging
 from kogc.codegen.tables import PlanTables, make_tables
+from kogc.codegen.worker_memory import check_worker_memory
 from kogc.ir.program import Program, Schedule
 from kogc.targets import Target
 
@@ -53,11 +54,14 @@ class Rendered:
 def render(program: Program, schedule: Schedule, target: Target, index: PackIndex) -> Rendered:
     """Emit the kernel of ``program`` for ``target``. ``index`` places streams, tables and constants (``pack_index``).
 
-    Raises RenderError for an op or stage that the templates have no code for, naming both.
+    Raises RenderError for an op or stage that the templates have no code for, naming both; PlanRejected for a program whose vectors
+    are too long for the target's workers.
     """
     if schedule.tile_rows != target.tile_rows:
         raise RenderError(f"the schedule has tiles of {schedule.tile_rows} rows, {target.title} computes with {target.tile_rows}")
     layout, staging, tables = laid_out(program, schedule, target, index)
+    if target.memory is not None and staging is not None:
+        check_worker_memory(program, staging.near_floats, tables.script_words or 0, target)
     source = _source(program, schedule, target, layout, tables, index, staging)
     stages = tuple(stage.name for _, _, stage in numbered_stages(program))
     return Rendered(source, tables.data, layout.exchange_bytes, layout.kv_bytes, layout.probes, layout.probe_floats, stages)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from kogc.targets import DotRules, MachineLayer, Target, read_sections
+from kogc.targets import DotRules, MachineLayer, Target, WorkerMemory, read_sections
 
 #: Warps of a block that compute.
 CONSUMER_WARPS = 8
@@ -40,6 +40,7 @@ def make_target(facts: Mapping[str, Any]) -> Target:
     return Target(
         "h200", facts["title"], facts["tile_rows"], machine, constants, stream_order, facts,
         facts["near_bytes"] // 4, DotRules(batch, sharing, packed_floats, holds, drains, bulk),
+        WorkerMemory(facts["shared_bytes"], facts["named_bytes"], facts["constants"]["CHUNK_BYTES"]["value"], facts["least_slots"]),
     )  # fmt: skip
 
 
