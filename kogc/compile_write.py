@@ -1,4 +1,4 @@
-"""From a plan to a file: build the kernel, pack the weights, run the gate, give the file its name."""
+"""From a built kernel to a file: pack the weights, run the gate, give the file its name."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from kogc.artifact_manifest import Manifest, Section
 from kogc.artifact_writer import ArtifactWriter
 from kogc.codegen.launch import LAUNCH_VERSION
 from kogc.codegen.pack import pack_stream
+from kogc.compile_build import Built
 from kogc.compile_passes import Planned
 from kogc.frontend.model_input import ModelInput
 from kogc.ir.passes.views import ViewedWeights
@@ -24,25 +25,22 @@ from kogc.verify import GateFailed, GateResult, Progress, Reference, run_gate
 def write_artifact(
     path: Path,
     model: ModelInput,
-    planned: Planned,
+    built: Built,
     target: Target,
     key: str,
     weights: bool,
     reference: tuple[str, Reference] | None,
     tell: Progress,
 ) -> GateResult | None:
-    """Write the artifact of ``planned`` to ``path``; the file appears there only when everything, gate included, is done.
+    """Write the artifact of ``built`` to ``path``; the file appears there only when everything, gate included, is done.
 
     ``reference``: (name, logits) to hold the kernel against, None for no gate. Returns what the gate found.
-    Raises OutputFailure, ToolchainError (PlanRejected for a kernel that spills), PackError; GateFailed when the kernel is off, and then nothing is written.
+    Raises OutputFailure, PackError; GateFailed when the kernel is off, and then nothing is written.
     """
-    toolchain = load_toolchain(target.name)
-    tell("building the kernel", 0, 0)
-    binary = toolchain.build(planned.rendered.source)
-    facts = toolchain.binary_facts(binary)
+    toolchain, planned = load_toolchain(target.name), built.planned
     texts = {
         toolchain.SOURCE_MEMBER: planned.rendered.source.encode(),
-        toolchain.BINARY_MEMBER: binary.read_bytes(),
+        toolchain.BINARY_MEMBER: built.binary.read_bytes(),
         PROGRAM: to_json(planned.program).encode(),
         IR: graph_to_json(planned.graph).encode(),
     }
@@ -56,7 +54,7 @@ def write_artifact(
         writer.add_tables(planned.graph.tables)
         if weights:
             _pack(writer, model, planned, target, tell)
-        writer.seal(_manifest(model, planned, target, facts, key, weights))
+        writer.seal(_manifest(model, planned, target, built.facts, key, weights))
         return _gate(writer, reference, tell) if reference else None
 
 

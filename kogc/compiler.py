@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from kogc.artifact import Artifact
 from kogc.build_key import build_key, unchanged
 from kogc.cache import cache_folder
+from kogc.compile_build import build_plan
 from kogc.compile_passes import Planned, plan
 from kogc.compile_write import write_artifact
 from kogc.dump import Dump
@@ -149,7 +150,7 @@ def compile_model(
         return Compiled(known, True, time.monotonic() - began, known.manifest.gate, note)
     planned = _plan(model, storage, threads, workers is not None, machine, dump_ir, tell)
     reference = None if note else (PYTORCH, model_reference(model, planned.graph, storage))
-    result = write_artifact(path, model, planned, machine, key, weights, reference, tell)
+    result = write_artifact(path, model, build_plan(planned, machine, tell), machine, key, weights, reference, tell)
     return Compiled(Artifact(path, intact=True), False, time.monotonic() - began, result, note)
 
 

@@ -36,7 +36,8 @@ class Summary:
     ``exchanges_per_layer``: stages of one layer that wait for a value another worker made, averaged over the layers.
     ``traffic`` is counted at context position ``position``; ``file_bytes`` is the artifact's size. ``resources``: what
     the toolchain recorded of the binary, ``resources_line``: the same in one line; None where there is nothing to tell.
-    ``tuned``: knobs that `kogc tune` has set, with their values.
+    ``tuned``: knobs that `kogc tune` has set, with their values; ``alternative``: numbers that the compiler has changed because
+    the kernel would not have fitted into registers with those in target.toml.
     """
 
     model: str
@@ -54,6 +55,7 @@ class Summary:
     resources: Mapping[str, Any] | None
     resources_line: str | None
     tuned: Mapping[str, int]
+    alternative: Mapping[str, int]
 
     def predicted_tok_s(self, gigabytes_per_second: float) -> float:
         """Tokens per second of a machine that streams without gaps."""
@@ -82,6 +84,7 @@ def summarize(artifact: Artifact, position: int | None = None) -> Summary:
         resources=manifest.meta.get("resources"),
         resources_line=_resources_line(manifest),
         tuned=manifest.meta.get("tuned", {}),
+        alternative=manifest.meta.get("alternative", {}),
     )
 
 

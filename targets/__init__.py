@@ -122,6 +122,20 @@ def load_target(name: str, **options: Any) -> Target:
     return importlib.import_module(f"kogc.targets.{name}").make_target(facts, **options)
 
 
+def with_values(target: Target, values: Mapping[str, int]) -> Target:
+    """``target`` with other values for some of the constants in its target.toml, or for numbers that stand there beside them.
+    Raises KeyError for a name that is neither."""
+    facts, constants = {**target.facts}, {**target.facts["constants"]}
+    for name, value in values.items():
+        if name in constants:
+            constants[name] = {**constants[name], "value": value}
+        elif isinstance(facts[name], int):
+            facts[name] = value
+        else:
+            raise KeyError(f"{name} in the target.toml of {target.name} is no number")
+    return importlib.import_module(f"kogc.targets.{target.name}").make_target({**facts, "constants": constants})
+
+
 def read_sections(name: str, files: tuple[str, ...]) -> tuple[str, ...]:
     """Texts of a target's device code files, without trailing blank lines."""
     return tuple((FOLDER / name / file).read_text().rstrip() for file in files)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -96,7 +97,7 @@ def _summarize(artifact: Any, bandwidth: float | None, as_json: bool) -> None:
                 "exchanges_per_layer": facts.exchanges_per_layer, "weight_bytes_per_token": facts.traffic.weights,
                 "kv_bytes_per_token": facts.traffic.kv, "position": facts.position, "bandwidth_gb_s": bandwidth,
                 "predicted_tok_s": facts.predicted_tok_s(bandwidth), "source_lines": facts.source_lines,
-                "resources": facts.resources, "tuned": dict(facts.tuned), "gate": gate_json(gate),
+                "resources": facts.resources, "tuned": dict(facts.tuned), "alternative": dict(facts.alternative), "gate": gate_json(gate),
             }
         )  # fmt: skip
         return
@@ -105,12 +106,18 @@ def _summarize(artifact: Any, bandwidth: float | None, as_json: bool) -> None:
     out.print(f"layers               {facts.layers}, in {facts.source_lines} lines of source")
     if facts.resources_line:
         out.print(f"resources            {facts.resources_line}", markup=False)
+    if facts.alternative:
+        out.print(f"alternative          {_values(facts.alternative)}: else the kernel would not fit into registers", markup=False)
     if facts.tuned:
-        out.print(f"tuned                {', '.join(f'{name} = {value}' for name, value in facts.tuned.items())}", markup=False)
+        out.print(f"tuned                {_values(facts.tuned)}", markup=False)
     out.print(f"exchanges per layer  {facts.exchanges_per_layer:.1f}")
     out.print(f"bytes per token      {_size(facts.traffic.weights)} of weights + {_size(facts.traffic.kv)} of KV cache at position {facts.position}")
     out.print(f"predicted            {facts.predicted_tok_s(bandwidth):.0f} tok/s if {bandwidth:g} GB/s stream without gaps (choose with --bandwidth)")
     out.print(gate_line(gate), markup=False)
+
+
+def _values(values: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} = {value}" for name, value in values.items())
 
 
 def _stage_table(facts: Any) -> Table:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,6 @@ CONSUMER_WARPS = 8
 
 #: Weights that a row of a unit has of each row of a tile: a warp takes them at once.
 ROW_K = 128
-
-#: Rows of a vector, four values a lane, that fit into a warp's registers beside everything else.
-HELD_ROWS = 12
 
 #: Rows of a vector up to which a warp has registers for weights beside its part of the vector.
 DRAINED_ROWS = 4
@@ -37,9 +35,10 @@ def make_target(facts: Mapping[str, Any]) -> Target:
     constants += (("DRAINED_ROWS", DRAINED_ROWS, "of a unit, each warp's, up to which it takes weights before their vector is there"),)
     constants += (("SHARED_BYTES", facts["shared_bytes"], "dynamic shared memory of a block"),)
     batch, bulk = (facts["constants"][name]["value"] for name in ("BATCH_UNITS", "BULK_BYTES"))
+    dots = DotRules(batch, sharing, packed_floats, partial(holds, held_rows=facts["held_rows"]), drains, bulk)
     return Target(
         "h200", facts["title"], facts["tile_rows"], machine, constants, stream_order, facts,
-        facts["near_bytes"] // 4, DotRules(batch, sharing, packed_floats, holds, drains, bulk),
+        facts["near_bytes"] // 4, dots,
         WorkerMemory(facts["shared_bytes"], facts["named_bytes"], facts["constants"]["CHUNK_BYTES"]["value"], facts["least_slots"]),
     )  # fmt: skip
 
@@ -64,9 +63,10 @@ def packed_floats(k: int, warps: int) -> tuple[int, bool]:
     return teams * -(-k // ROW_K) * ROW_K, teams > 1
 
 
-def holds(k: int, warps: int, dtype: str) -> bool:
-    """Whether a warp can hold its part of a vector of ``k`` in registers, ready for dots with rows of one tile."""
-    return dtype != "fp32" and -(-k // (ROW_K * warps)) <= HELD_ROWS
+def holds(k: int, warps: int, dtype: str, held_rows: int) -> bool:
+    """Whether a warp can hold its part of a vector of ``k`` in registers, ready for dots with rows of one tile: at most ``held_rows``
+    rows of it, four values a lane."""
+    return dtype != "fp32" and -(-k // (ROW_K * warps)) <= held_rows
 
 
 def drains(k: int, warps: int, dtype: str) -> bool:

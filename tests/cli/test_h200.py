@@ -5,7 +5,10 @@ import shutil
 
 import pytest
 
+from kogc.errors import PlanRejected
 from kogc.runtime.device import why_no_device
+from kogc.targets import target_facts
+from kogc.targets.h200 import toolchain
 from kogc.targets.h200.cuda_files import find_program
 
 pytestmark = pytest.mark.slow
@@ -51,6 +54,33 @@ def test_the_summary_tells_registers_spills_and_shared_memory(kogc, gpu_kog):
     assert "registers, no spills, " in summary and "bytes of shared memory" in summary
     resources = json.loads(kogc("inspect", gpu_kog, "--json").out)["resources"]
     assert resources["registers"] > 0 and resources["spill_stores"] == resources["stack"] == 0 and resources["dynamic_shared"] > 0
+
+
+def test_the_summary_names_what_was_changed_to_fit_the_kernel_into_registers(kogc, tiny_pt, tmp_path, monkeypatch):
+    from kogc.artifact import load
+    from kogc.packed import packed_weights
+
+    check, checked = toolchain.binary_facts, []
+
+    def binary_facts(binary):
+        checked.append(binary)
+        if len(checked) == 1:
+            raise PlanRejected("the kernel does not fit into registers")
+        return check(binary)
+
+    monkeypatch.setitem(target_facts("h200"), "alternatives", [{"BATCH_UNITS": 16, "held_rows": 8}])
+    monkeypatch.setattr(toolchain, "binary_facts", binary_facts)
+    path = tmp_path / "other.kog"
+    assert kogc("compile", tiny_pt, "--target", "h200", "--workers", "4", "--dtype", "fp16", "-o", path).code == 0
+    assert len(set(checked)) == 2 and "BATCH_UNITS = 16;" in load(path).source
+    assert load(path).manifest.meta["alternative"] == {"BATCH_UNITS": 16, "held_rows": 8}
+    assert packed_weights(load(path)).get("model.embed_tokens.weight").shape == (53, 24)
+    assert "alternative          BATCH_UNITS = 16, held_rows = 8: " in kogc("inspect", path).out
+    assert json.loads(kogc("inspect", path, "--json").out)["alternative"] == {"BATCH_UNITS": 16, "held_rows": 8}
+
+
+def test_kernels_that_fit_at_once_have_no_alternative(kogc, gpu_kog):
+    assert "alternative" not in kogc("inspect", gpu_kog).out and json.loads(kogc("inspect", gpu_kog, "--json").out)["alternative"] == {}
 
 
 def test_asm_is_sass(kogc, gpu_kog):

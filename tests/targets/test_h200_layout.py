@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from kogc.targets import load_target
-from kogc.targets.h200 import CONSUMER_WARPS, COPIES_FLOATS, HELD_ROWS, POLL_COST, ROW_K, holds, packed_floats, sharing, stream_order
+from kogc.targets.h200 import CONSUMER_WARPS, COPIES_FLOATS, POLL_COST, ROW_K, packed_floats, sharing, stream_order
 
 DTYPES = {"fp16": np.float16, "bf16": ml_dtypes.bfloat16, "fp32": np.float32}
 TILE = 4
@@ -48,7 +48,7 @@ def test_the_target_packs_in_this_order():
     target = load_target("h200")
     units = random_units("fp16", 2, 40)
     assert target.tile_rows == TILE and np.array_equal(target.layout(units), stream_order(units))
-    assert (target.dots.sharing, target.dots.packed_floats, target.dots.holds) == (sharing, packed_floats, holds)
+    assert (target.dots.sharing, target.dots.packed_floats) == (sharing, packed_floats)
 
 
 # ── the instruction: PTX ISA, "Matrix Fragments for mma.m16n8k16 with floating point type", .f16 and .bf16 ──
@@ -198,5 +198,5 @@ def test_every_team_has_room_for_whole_rows(warps):
 
 
 def test_warps_hold_a_few_rows_of_storage_types_that_are_multiplied_by_instructions():
-    most = 4 * HELD_ROWS * ROW_K
+    holds, most = load_target("h200").dots.holds, 4 * load_target("h200").facts["held_rows"] * ROW_K
     assert [holds(k, 4, dtype) for k in (most, most + 1) for dtype in ("fp16", "bf16", "fp32")] == [True, True, False, False, False, False]
