@@ -20,8 +20,8 @@ LANES = {
     "head_dim": 32, "intermediate_size": 160, "vocab_size": VOCAB, "max_position_embeddings": CONTEXT, "broadcast_delay": 1,
     "use_early_comm": True, "lm_head_type": "replicate", "sliding_window": 1000, "swa_layers": [1], "rope_theta": 500000.0,
 }  # fmt: skip
-#: Positions up to which an error may not hide among those of all the others: split attention takes another form behind each.
-UNTIL = (1, 2, 17, 128, 129, 1024, 4096, 16384, CONTEXT - 64, CONTEXT)
+#: Between two of these an error cannot hide among those of all the other positions.
+UNTIL = (64, 1024, 4096, 16384, CONTEXT - 64, CONTEXT)
 #: The reference's attention takes so many positions at once, over the whole context each time.
 STEP = 512
 #: Over two texts that fill the context.

@@ -169,6 +169,41 @@ def test_too_much_memory_is_refused_by_name(engine):
     assert ids(engine.generate([3], max_tokens=3)) == follow([3], 3)
 
 
+HOG = """
+from kogc.runtime import cuda_driver
+from kogc.runtime.cuda_driver import Context, CudaError
+driver = cuda_driver.load_driver()
+with Context(driver, cuda_driver.chosen_gpu(driver).ordinal):
+    size = driver.call("cuMemGetInfo")[0]
+    while size > 32 << 20:
+        try:
+            driver.call("cuMemAlloc", size)
+        except CudaError:
+            size //= 2
+print("full", flush=True)
+input()
+"""
+
+
+def test_another_process_that_fills_the_memory(engine, path):
+    """Not beside other tests: they would find no memory either."""
+    child = subprocess.Popen([sys.executable, "-P", "-c", HOG], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert child.stdout.readline() == "full\n"
+        began = time.monotonic()
+        with pytest.raises(EnvironmentFailure, match="no GPU memory for the caches: 1073741824 bytes are needed"):
+            engine._device.alloc(1 << 30, "the caches")
+        assert ids(engine.generate([3], max_tokens=3)) == follow([3], 3)
+        assert time.monotonic() - began < 2
+        late = subprocess.run([sys.executable, "-P", "-c", SCRIPT, str(path), "3"], capture_output=True, text=True, timeout=60)
+        assert late.returncode != 0 and ("cannot be used" in late.stderr or "no GPU memory for" in late.stderr), late.stderr
+    finally:
+        child.kill()
+        child.communicate()
+    engine._device.alloc(1 << 30, "the caches").free()
+    assert ids(engine.generate([3], max_tokens=3)) == follow([3], 3)
+
+
 def test_beside_torch(engine):
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():

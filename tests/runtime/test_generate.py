@@ -26,7 +26,7 @@ def test_tokens_ids_and_stats(engine, expected):
     assert generation.finish_reason == "length"
     assert generation.prompt_ids == [3, 4]
     assert generation.stats.prompt_tokens == 2 and generation.stats.tokens == 8
-    assert 0 < generation.stats.ttft_s < 5 and generation.stats.decode_tok_s > 0
+    assert 0 < generation.stats.prompt_s < generation.stats.ttft_s < 5 and generation.stats.decode_tok_s > 0
     assert generation.text == "" and not kernels()
 
 
