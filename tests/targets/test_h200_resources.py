@@ -82,6 +82,17 @@ def test_small_kernels_neither_spill_nor_use_the_stack(name, dtype, monkeypatch)
         assert_lean(source)
 
 
+#: (query heads to a key, head_dim, dtype) that go value by value, and take more registers than a thread has unless warps share them out.
+BY_VALUE = [(16, 256, "bf16"), (16, 112, "fp32"), (12, 96, "fp16"), (7, 192, "fp32")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("group, head_dim, dtype", BY_VALUE)
+def test_heads_of_many_queries_neither_spill_nor_use_the_stack(group, head_dim, dtype):
+    heads = {"num_attention_heads": group, "num_key_value_heads": 1, "head_dim": head_dim}
+    assert_lean(planned(model_of({**MODELS["Llama with GQA"], **heads}), TARGET, 16, dtype).rendered.source)
+
+
 @pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.parametrize("name, dtype", FULL)
