@@ -157,7 +157,7 @@ def compile_model(
 def _plan(
     model: ModelInput, dtype: str, workers: int, chosen: bool, machine: Target, dump_ir: str | Path | None, tell: Progress
 ) -> Planned:
-    """``plan``. A model too small to keep ``workers`` busy gets fewer of them, unless the user has ``chosen`` the number."""
+    """``plan``. A model without a safe plan for ``workers`` gets fewer of them, unless the user has ``chosen`` the number."""
     while True:
         try:
             return plan(model, dtype, workers, machine, Dump(dump_ir), tell)

@@ -55,13 +55,13 @@ class Made:
 
 
 def made_by(
-    program: Program, stage: Stage, iteration: int, deal: Deal, shares: list[tuple[int, Share]], tile_rows: int
+    program: Program, stage: Stage, iteration: int, deal: Deal, shares: list[tuple[int, Share]], workers: int, tile_rows: int
 ) -> list[Made]:
     """Every write the stage instance makes, with the spans of its makers sorted. ``shares`` are (worker, Share)."""
     made = [_shared(program, stage, iteration, shares, n) for n in range(len(stage.prologue_outputs))]
     late: dict[tuple[str, int], list[Spans]] = {}
     for part_index, output in late_outputs(stage):
-        spans = _output_spans(program, stage, output, deal.of_parts({part_index}), part_index, tile_rows)
+        spans = _output_spans(program, stage, output, deal.of_parts({part_index}), part_index, workers, tile_rows)
         late.setdefault((output.buffer, output.write.at(iteration)), []).append(spans)
     return made + [Made(buffer, write, False, Spans.joined(parts).sorted()) for (buffer, write), parts in late.items()]
 
@@ -81,11 +81,12 @@ def _shared(program: Program, stage: Stage, iteration: int, shares: list[tuple[i
     return Made(output.buffer, output.write.at(iteration), True, spans.sorted())
 
 
-def _output_spans(program: Program, stage: Stage, output: Output, deal: Deal, part_index: int, tile_rows: int) -> Spans:
+def _output_spans(program: Program, stage: Stage, output: Output, deal: Deal, part_index: int, workers: int, tile_rows: int) -> Spans:
     buffer = program.buffer(output.buffer)
     if output.kind == "logits":
-        owners = np.unique(deal.worker)
-        return Spans.of(owners, owners, owners + 1)
+        # Whoever has no row says so, too: its word tells all others that it is done with the last token's.
+        everybody = np.arange(workers)
+        return Spans.of(everybody, everybody, everybody + 1)
     if stage.attention:
         return _partials(stage, deal, buffer)
     index, low, high = _rows(stage, part_index, deal, tile_rows)

@@ -114,7 +114,7 @@ def sync_plan(program: Program, schedule: Schedule) -> SyncPlan:
         deal = Deal.from_work(work)
         early = prologue_operands(stage)
         shares = [(worker, share) for worker, one in enumerate(work) for share in one.shares]
-        writes = made_by(program, stage, iteration, deal, shares, schedule.tile_rows)
+        writes = made_by(program, stage, iteration, deal, shares, schedule.workers, schedule.tile_rows)
         instances.append(
             Instance(
                 stage.name,

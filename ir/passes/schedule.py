@@ -55,7 +55,7 @@ def _stage_work(state: _State, stage: Stage, iteration: int) -> tuple[WorkerStag
     order = sorted(range(len(stage.operands)), key=lambda number: number not in early)
     found = {number: _awaits(state, stage, iteration, number, deal) for number in order}
     awaits = [found[number] for number in range(len(stage.operands))]
-    for made in made_by(dealer.program, stage, iteration, deal, shares, dealer.tile_rows):
+    for made in made_by(dealer.program, stage, iteration, deal, shares, dealer.workers, dealer.tile_rows):
         if (made.buffer, made.write) in state.owned:
             raise PlanError(
                 f"stage {stage.name}, iteration {iteration}: write {made.write} of buffer {made.buffer} is made twice in a step"

@@ -90,7 +90,7 @@ def _receipts(program: Program, schedule: Schedule) -> Iterator[tuple[tuple[int,
         found = [_of_operand(program, schedule, stage, operand, iteration, deal, made) for operand in stage.operands]
         yield (numbers[segment, index], iteration), found
         shares = [(worker, share) for worker, one in enumerate(work) for share in one.shares]
-        made.update({(m.buffer, m.write): m.spans for m in made_by(program, stage, iteration, deal, shares, schedule.tile_rows)})
+        made.update({(m.buffer, m.write): m.spans for m in made_by(program, stage, iteration, deal, shares, schedule.workers, schedule.tile_rows)})
 
 
 def _of_operand(program: Program, schedule: Schedule, stage: Stage, operand: Operand, iteration: int, deal: Deal, made) -> list[Receipt]:

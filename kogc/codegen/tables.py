@@ -6,8 +6,7 @@ instance is ``first_instance(stage) + iteration``. The blob holds
 * word 0 (``PLAN_STREAMS``): where the streams are listed: per worker byte offset and length, two words each;
 * from ``shared``, one word per instance: where its facts for all workers begin: one word per Const (fp32 values from the
   consts' begin); two words per cache, appended ones in output order or the attention's keys and values (bytes from the
-  KV's begin); two words for an embedding table (bytes from the tables' begin); one word for an attention's window; for
-  ``sample`` the intervals of workers that make logits;
+  KV's begin); two words for an embedding table (bytes from the tables' begin); one word for an attention's window;
 * from ``work``, one word per instance and worker: where that worker's share begins: per Operand the intervals of workers
   to await (where words carry their own flags, and but for a vector that every warp takes in by itself: the lane and row its
   space begins with, and the intervals it needs as lane, first, last); the number of visits (not for ``sample``); the shares of values every worker computes (output, lane, first,
@@ -87,7 +86,6 @@ def make_tables(
 
 def _records(program: Program, schedule: Schedule, layout: Layout, index: PackIndex, staging: Staging | None):
     """For every instance, in the order of their numbers: facts for all workers, and every worker's own words."""
-    makers = _logits_makers(program, schedule)
     for (global_number, _, stage), (segment, place) in zip(numbered_stages(program), stage_places(program), strict=True):
         for iteration, dealt in enumerate(schedule.work[segment][place]):
             if staging is None:
@@ -99,7 +97,7 @@ def _records(program: Program, schedule: Schedule, layout: Layout, index: PackIn
                 named = any(const.lanes > 1 and const.name in staging.consts[global_number] for const in stage.consts)
                 lanes = [[_first_lane(work)] if named else [] for work in dealt]
                 works = [lanes[w] + _received(received, w) + _work(stage, work) for w, work in enumerate(dealt)]
-            yield _shared_facts(program, stage, iteration, layout, index, makers), works
+            yield _shared_facts(program, stage, iteration, layout, index), works
 
 
 def _first_lane(work: WorkerStage) -> int:
@@ -159,7 +157,7 @@ def _intervals(intervals: Sequence[tuple[int, int]]) -> list[int]:
     return [len(intervals), *(bound for interval in intervals for bound in interval)]
 
 
-def _shared_facts(program: Program, stage: Stage, iteration: int, layout: Layout, index: PackIndex, makers) -> list[int]:
+def _shared_facts(program: Program, stage: Stage, iteration: int, layout: Layout, index: PackIndex) -> list[int]:
     words = [index.consts[const.key(iteration)] for const in stage.consts]
     for key in stage_caches(stage, iteration):
         words += _wide(layout.caches[key])
@@ -167,8 +165,6 @@ def _shared_facts(program: Program, stage: Stage, iteration: int, layout: Layout
         words += _wide(index.embeds[stage.embed_table] * NUMPY_DTYPES[program.dtype].itemsize)
     if stage.attention:
         words.append(_per_iteration(stage.attention.windows, iteration) or 0)
-    if stage.kind == "sample":
-        words += _intervals(makers)
     return words
 
 
@@ -182,19 +178,6 @@ def stage_caches(stage: Stage, iteration: int) -> tuple[str, ...]:
 
 def _per_iteration(values: Sequence, iteration: int):
     return values[iteration if len(values) > 1 else 0]
-
-
-def _logits_makers(program: Program, schedule: Schedule) -> tuple[tuple[int, int], ...]:
-    """Intervals of workers that own rows of the vocabulary head."""
-    owners: set[int] = set()
-    for (_, _, stage), (segment, place) in zip(numbered_stages(program), stage_places(program), strict=True):
-        heads = {i for i, part in enumerate(stage.parts) if any(output.kind == "logits" for output in part.outputs)}
-        if heads:
-            works = schedule.work[segment][place][0]
-            owners |= {worker for worker, work in enumerate(works) if any(run.part in heads for run in work.runs)}
-    starts = [worker for worker in sorted(owners) if worker - 1 not in owners]
-    ends = [worker + 1 for worker in sorted(owners) if worker + 1 not in owners]
-    return tuple(zip(starts, ends, strict=True))
 
 
 def shares_once(stage: Stage) -> list[int]:

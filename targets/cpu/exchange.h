@@ -46,16 +46,13 @@ DEVICE inline void publish_best(Worker& w, const Buffer& buffer, const Outgoing&
   publish(w, buffer, made, place);
 }
 
-// The largest logit of column t over the workers in ``makers``: the first of equals; index −1 when one of them met a NaN.
-DEVICE inline Best best_of(const Worker&, View best, int t, Cursor makers) {
+// The largest logit of column t over all workers: the first of equals; index −1 when one of them met a NaN.
+DEVICE inline Best best_of(const Worker&, View best, int t) {
   Best top = {NOTHING, INT32_MAX};
-  for (int intervals = makers.next(); intervals > 0; --intervals) {
-    const int first = makers.next(), last = makers.next();
-    for (int worker = first; worker < last; ++worker) {
-      const Best& found = *(const Best*)best.at(t, worker);
-      if (found.index < 0) return found;
-      if (found.logit > top.logit || (found.logit == top.logit && found.index < top.index)) top = found;
-    }
+  for (int worker = 0; worker < WORKERS; ++worker) {
+    const Best& found = *(const Best*)best.at(t, worker);
+    if (found.index < 0) return found;
+    if (found.logit > top.logit || (found.logit == top.logit && found.index < top.index)) top = found;
   }
   return top;
 }

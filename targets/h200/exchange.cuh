@@ -159,15 +159,12 @@ DEVICE void publish_best(Worker& w, const Buffer&, const Outgoing& made, Place) 
   store_word(row.words + 1, (uint32_t)(best.index < MOST_INDEX ? best.index : MOST_INDEX) << 2 | row.tag);
 }
 
-// The largest logit over the workers in ``makers``: the first of equals; index −1 when one of them met a NaN.
-DEVICE Best best_of(const Worker& w, View best, int t, Cursor makers) {
+// The largest logit over all workers: the first of equals; index −1 when one of them met a NaN.
+DEVICE Best best_of(const Worker& w, View best, int t) {
   Best top = {NOTHING, INT32_MAX};
-  for (int intervals = makers.next(); intervals > 0; --intervals) {
-    const int first = makers.next(), last = makers.next();
-    ROLLED for (int worker = first + w.thread % 32; worker < last; worker += 32) {
-      const float* words = best.at(t, worker);
-      top = better(top, Best{words[0], (int32_t)(__float_as_uint(words[1])) >> 2});
-    }
+  ROLLED for (int worker = w.thread % 32; worker < WORKERS; worker += 32) {
+    const float* words = best.at(t, worker);
+    top = better(top, Best{words[0], (int32_t)(__float_as_uint(words[1])) >> 2});
   }
   ROLLED for (int lanes = 16; lanes; lanes /= 2) {
     const Best other = {__shfl_xor_sync(~0u, top.logit, lanes), __shfl_xor_sync(~0u, top.index, lanes)};

@@ -102,15 +102,6 @@ def test_streams_read_back():
     assert tuple((cursor.wide(), cursor.wide()) for _ in index.streams) == index.streams
 
 
-def test_everybody_who_makes_logits_is_listed():
-    plan, _, _, tables, words = built(llama(vocab=20), workers=5)
-    head = plan.work[-1][0][0]
-    owners = {worker for worker, work in enumerate(head) if work.runs}
-    cursor = Cursor(words, words[tables.shared + tables.first_instance[-1]])
-    assert {worker for first, last in cursor.intervals() for worker in range(first, last)} == owners
-    assert len(owners) == 3  # 20 rows are three tiles of 8: two workers have nothing to do
-
-
 def test_plan_grows_by_records_not_by_code():
     small, large = (len(built(llama(layers=n))[3].data) for n in (4, 32))
     assert large < 8.5 * small

@@ -72,9 +72,7 @@ def elements_read(program: Program, plan: Schedule, stage: Stage, operand: Opera
     buffer = program.buffer(operand.buffer)
     everything = {(lane, row) for lane in range(buffer.lanes) for row in range(buffer.width)}
     if operand.access == "best":
-        (head,) = (i for i, one in enumerate(program.segments[-1].stages) if any(o.kind == "logits" for part in one.parts for o in part.outputs))
-        makers = [worker for worker, one in enumerate(plan.work[-1][head][0]) if one.runs]
-        return {(0, 2 * worker + word) for worker in makers for word in (0, 1)}
+        return {(0, 2 * worker + word) for worker in range(plan.workers) for word in (0, 1)}
     if operand.access == "all_lanes":
         return everything if work.runs else set()
     lane_of = lambda run: run.lane if buffer.lanes > 1 else 0

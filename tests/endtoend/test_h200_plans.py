@@ -1,4 +1,4 @@
-"""Every model has a sync plan that is proven for the h200's full number of workers, where they all have something to do."""
+"""Every model has a sync plan that is proven for the h200's full number of workers."""
 
 from unittest import mock
 
@@ -9,8 +9,6 @@ from random_shapes import laneformer_configs, llama_configs
 
 from kogc import compile_passes, compiler
 from kogc.ir.passes.prove import prove
-from kogc.ir.passes.schedule import schedule
-from kogc.ir.passes.schedule_splits import choose_splits, with_splits
 from kogc.ir.program import Schedule
 from kogc.models.presets import PRESETS
 from kogc.targets import load_target
@@ -26,7 +24,7 @@ FEW = settings(
 
 
 def idle(plan: Schedule) -> list[int]:
-    """Workers without a unit in all of a step. Nobody ever waits for them, so nobody knows when they have sampled."""
+    """Workers without a unit in all of a step."""
     works = [instance for segment in plan.work for stage in segment for instance in stage]
     return [worker for worker in range(plan.workers) if not any(work[worker].runs for work in works)]
 
@@ -62,8 +60,5 @@ def test_small_laneformers(config):
 
 
 def check(config) -> None:
-    """There is a plan, and it is for fewer workers only where some of them would have nothing to do at all."""
-    result = compiler._plan(model_of(config, CONTEXT), "bf16", WORKERS, False, TARGET, None, lambda step, done, total: None)
-    if result.schedule.workers < WORKERS:
-        program = with_splits(result.program, choose_splits(result.program, WORKERS))
-        assert idle(schedule(program, WORKERS, TARGET.tile_rows)), f"no plan for {WORKERS} workers, all of whom have something to do: {config}"
+    """There is a plan, even where some workers have nothing to do at all."""
+    assert compiler._plan(model_of(config, CONTEXT), "bf16", WORKERS, False, TARGET, None, lambda step, done, total: None).schedule.workers == WORKERS

@@ -101,11 +101,11 @@ constexpr int SHARED_BYTES = 232448;  // dynamic shared memory of a block
 constexpr int PLAN_STREAMS = 0;  // word that holds where the workers' streams are listed: first byte, length
 constexpr int PLAN_FEEDS = 1;    // word that holds where the workers' feeds are listed: what comes between their weights
 constexpr int PLAN_SCRIPTS = 2;  // word that holds where their scripts are listed: begin, length. The rest is counted in a script
-constexpr int SCRIPT_WORDS = 216;  // of the longest
+constexpr int SCRIPT_WORDS = 213;  // of the longest
 constexpr int PLAN_SHARED = 0;   // one word per stage and iteration: where its facts for all workers begin
 constexpr int PLAN_WORK = 21;  // one word per stage, iteration and worker: where that worker's share begins
 constexpr int INSTANCES = 21;  // stages and iterations of a step
-constexpr int64_t PLAN_WORDS = 995;
+constexpr int64_t PLAN_WORDS = 983;
 
 // Reads a list of the plan word by word.
 struct Cursor {
@@ -885,6 +885,11 @@ DEVICE_STAGE bool stage_head(Worker& w, int iteration) {
   const View norm = {w.scratch + 704, 2, 24};
   const View mean = {w.scratch + 32, 1, 24};
   const int visits = work.next();
+  if (visits == 0) {  // no row: every other one is better
+    const Outgoing new_best = outgoing(w, buffer_best(), 0, place);
+    for (int t = 0; t < T; ++t) w.best[t] = {NOTHING, INT32_MAX};
+    publish_best<T>(w, buffer_best(), new_best, place);
+  }
   if (visits == 0) return true;
   for (int each = 0; each < 2; ++each)
     for (int t = 0; t < T; ++t) {
@@ -939,7 +944,7 @@ DEVICE_STAGE bool stage_sample(Worker& w, int iteration) {
   if (!received(w)) return false;
   for (int t = 0; t < T; ++t) {
     if (t >= w.columns || !w.wants_logits) break;
-    const Best top = best_of(w, best, t, shared);
+    const Best top = best_of(w, best, t);
     w.sampled = top.index;
     if (top.index >= 0) continue;
     w.nan_position = w.position[t];

@@ -76,17 +76,19 @@ def test_rolled_models_are_proven(model, workers: int):
 
 @settings(max_examples=12, deadline=None)
 @given(random_shapes(), st.sampled_from([16, 64, 128]))
-def test_many_workers_are_proven_unless_one_has_nothing_to_do(shape: Shape, workers: int):
-    """Nobody waits for a worker that has no unit in all of a step, so nobody knows when it has read the sampler's values."""
+def test_many_workers_are_proven(shape: Shape, workers: int):
     program = build(shape)
     program = with_splits(program, choose_splits(program, workers))
-    plan = schedule(program, workers, 2 * TILE)
+    assert _proven(program, schedule(program, workers, 2 * TILE), tagged=True).buffer("best").slots <= 4
+
+
+@pytest.mark.parametrize("tagged", [False, True])
+def test_workers_that_have_nothing_to_do_are_proven_too(tagged: bool):
+    """They sample like all others, and say when they have: in the word that tells of no logit."""
+    program = llama(layers=2, dim=8, heads=1, kv_heads=1, head_dim=4, ffn=8, vocab=9, splits=1)
+    plan = schedule(program, 128, 2 * TILE)
     busy = {worker for segment in plan.work for stage in segment for work in stage for worker, one in enumerate(work) if one.runs}
-    if len(busy) == workers:
-        assert _proven(program, plan, tagged=True).buffer("best").slots <= 4
-    else:
-        with pytest.raises(PlanError, match="of buffer best .* in stage sample"):
-            _proven(program, plan, tagged=True)
+    assert len(busy) < 64 and _proven(program, plan, tagged=tagged).buffer("best").slots == 2
 
 
 def test_one_slot_less_is_refused_by_both():
@@ -231,11 +233,11 @@ def test_a_refusal_names_stage_worker_buffer_and_write():
 
 
 def test_waiting_for_somebody_who_makes_nothing_is_a_deadlock():
-    program = llama(**{**SMALL, "vocab": 4})
+    program = llama(**{**SMALL, "dim": 8})  # two tiles of the last vector, for three workers
     plan = sync_plan(program, schedule(program, 3, TILE))
-    wait = plan.instances[-1].waits[0]
-    hurt = with_instance(plan, -1, waits=(replace(wait, producers=np.ones((3, 3), bool)),))
-    assert "owns nothing of it in stage head, iteration 0: it would wait forever" in verdict(hurt, SEQUENCES[2])
+    wait = plan.instances[-2].waits[0]
+    hurt = with_instance(plan, -2, waits=(replace(wait, producers=np.ones((3, 3), bool)),))
+    assert f"owns nothing of it in {plan.instances[-3]}: it would wait forever" in verdict(hurt, SEQUENCES[2])
 
 
 def test_attention_that_does_not_wait_for_appends_is_refused():

@@ -92,10 +92,10 @@ def test_more_workers_than_units_leaves_some_without_work():
     idle = [one for stage, _, work in works(program, plan) if stage.kind != "sample" for one in work if not one.runs]
     assert idle and all(not any(one.awaits) and not one.shares for one in idle)
     (head,), (sample,) = ([work for stage, _, work in works(program, plan) if stage.name == name] for name in ("head", "sample"))
-    heads = {worker for worker, one in enumerate(head) if one.runs}
+    assert not all(one.runs for one in head)
     for worker, one in enumerate(sample):
         awaited = {w for low, high in one.awaits[0] for w in range(low, high)}
-        assert awaited | {worker} >= heads and awaited <= heads
+        assert awaited | {worker} == set(range(plan.workers)), "who has no row of the head is waited for, too"
 
 
 def test_windowed_attention_weighs_what_it_reads():
@@ -152,7 +152,8 @@ def elements(program, stage, operand, run, tile):
 
 def makers(program, stage, work, tile):
     """(buffer, write affine, lane, element) → worker of what a stage instance makes."""
-    made = {}
+    logits = [output for part in stage.parts for output in part.outputs if output.kind == "logits"]
+    made = {(output.buffer, output.write, 0, worker): worker for output in logits for worker in range(len(work))}
     for worker, one in enumerate(work):
         for share in one.shares:
             output = stage.prologue_outputs[share.output]
@@ -162,7 +163,6 @@ def makers(program, stage, work, tile):
             for output in outputs:
                 buffer = program.buffer(output.buffer)
                 if output.kind == "logits":
-                    made[output.buffer, output.write, 0, worker] = worker
                     continue
                 lanes = range(buffer.lanes) if buffer.lanes > stage.lanes else [run.lane]
                 made.update({(output.buffer, output.write, lane, e): worker for lane in lanes for e in rows_of(stage, run, tile)})
