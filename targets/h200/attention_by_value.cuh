@@ -141,7 +141,7 @@ DEVICE void attend_by_value(Worker& w, const float* q, const float* new_key, con
                             Row out, int out_stride) {
   typedef HeadCut<HEAD_DIM> Cut;
   typedef QueryCut<GROUP, HEAD_DIM> Queries;
-  constexpr int ROW_BYTES = Cut::Cached::BYTES, ROW = ROW_BYTES / sizeof(storage), POSITIONS = chunk_positions(ROW_BYTES), AT_ONCE = 2;
+  constexpr int ROW_BYTES = Cut::Cached::BYTES, ROW = ROW_BYTES / sizeof(storage), POSITIONS = chunk_positions(ROW_BYTES), AT_ONCE = KEYS_AT_ONCE;
   static_assert(POSITIONS > 0, "a cache row is larger than half a chunk");
   SetGathered<Cut::OWN> found[Queries::QUERIES];
   UNROLL for (int c = 0; c < Queries::QUERIES; ++c) found[c] = {{}, NOTHING, 0};

@@ -103,3 +103,14 @@ def test_those_of_the_target_are_other_kernels_for_the_same_plan():
         toolchain.binary_facts(toolchain.build(other.rendered.source))
         sources.add(other.rendered.source)
     assert len(target.facts["alternatives"]) > 0 and len(sources) > 1
+
+
+@pytest.mark.slow
+def test_a_head_that_no_lanes_share_out_evenly_takes_one():
+    """45 values of two keys, two values and a query are more than a lane has registers for."""
+    target = load_target("h200")
+    own = planned(model_of({**CONFIG, "head_dim": 90}), target, 4, "fp16")
+    with pytest.raises(PlanRejected, match="does not fit into registers"):
+        toolchain.binary_facts(toolchain.build(own.rendered.source))
+    done = build_plan(own, target, lambda step, done, total: None)
+    assert done.facts["alternative"] == {"KEYS_AT_ONCE": 1} and done.facts["resources"]["stack"] == 0

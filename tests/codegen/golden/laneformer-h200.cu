@@ -92,6 +92,7 @@ constexpr int PRODUCERS = 2;  // lanes that begin bulk copies, a warp each: 1 or
 constexpr int CONSUMER_REGISTERS = 224;  // of each consumer thread
 constexpr int PRODUCER_REGISTERS = 56;  // of each thread beside the producer
 constexpr int BATCH_UNITS = 32;  // units between two meetings of the warps
+constexpr int KEYS_AT_ONCE = 2;  // that a set of lanes takes in where heads go value by value
 constexpr int CONSUMER_WARPS = 8;  // which compute
 constexpr int ROW_K = 128;  // values of the vector that a row of a unit takes
 constexpr int DRAINED_ROWS = 4;  // of a unit, each warp's, up to which it takes weights before their vector is there
