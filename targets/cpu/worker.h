@@ -17,6 +17,8 @@ struct Worker {
   // The step: its number since the launch, and what its columns hold. Unused columns repeat the last used one.
   int64_t step;
   int columns;
+  // Tokens of the prompt that have been fed, and tokens generated.
+  int32_t fed, produced;
   bool wants_logits;
   int32_t token[MAX_COLUMNS], position[MAX_COLUMNS];
   Best best[MAX_COLUMNS];

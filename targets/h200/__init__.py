@@ -16,6 +16,9 @@ CONSUMER_WARPS = 8
 #: Weights that a row of a unit has of each row of a tile: a warp takes them at once.
 ROW_K = 128
 
+#: Fragments in a piece of the stream, which a warp takes at once of a row of a tile.
+PIECE_FRAGMENTS = 2
+
 #: Rows of a vector up to which a warp has registers for weights beside its part of the vector.
 DRAINED_ROWS = 4
 
@@ -34,8 +37,9 @@ def make_target(facts: Mapping[str, Any]) -> Target:
     constants += (("CONSUMER_WARPS", CONSUMER_WARPS, "which compute"), ("ROW_K", ROW_K, "values of the vector that a row of a unit takes"))
     constants += (("DRAINED_ROWS", DRAINED_ROWS, "of a unit, each warp's, up to which it takes weights before their vector is there"),)
     constants += (("SHARED_BYTES", facts["shared_bytes"], "dynamic shared memory of a block"),)
-    batch, bulk = (facts["constants"][name]["value"] for name in ("BATCH_UNITS", "BULK_BYTES"))
-    dots = DotRules(batch, sharing, packed_floats, partial(holds, held_rows=facts["held_rows"]), drains, bulk)
+    batch, bulk, drain = (facts["constants"][name]["value"] for name in ("BATCH_UNITS", "BULK_BYTES", "DRAIN"))
+    held, drained = partial(holds, held_rows=facts["held_rows"]), partial(drains, fragments=drain)
+    dots = DotRules(batch, sharing, packed_floats, held, drained, bulk)
     return Target(
         "h200", facts["title"], facts["tile_rows"], machine, constants, stream_order, facts,
         facts["near_bytes"] // 4, dots,
@@ -69,11 +73,12 @@ def holds(k: int, warps: int, dtype: str, held_rows: int) -> bool:
     return dtype != "fp32" and -(-k // (ROW_K * warps)) <= held_rows
 
 
-def drains(k: int, warps: int, dtype: str) -> bool:
+def drains(k: int, warps: int, dtype: str, fragments: int) -> bool:
     """Whether all warps take equal parts of every unit of length ``k``, in whole fragments and not more than a few, so that they can
-    hold some before the vector is there (``Drained`` in units.cuh)."""
+    hold those of a tile, ``fragments`` at most, before the vector is there (``Drained`` in units.cuh)."""
     rows = -(-k // ROW_K)
-    return dtype != "fp32" and warps == CONSUMER_WARPS and rows % CONSUMER_WARPS == 0 and rows <= DRAINED_ROWS * CONSUMER_WARPS
+    alike = warps == CONSUMER_WARPS and rows % CONSUMER_WARPS == 0 and rows <= DRAINED_ROWS * CONSUMER_WARPS
+    return dtype != "fp32" and alike and rows // CONSUMER_WARPS * PIECE_FRAGMENTS <= fragments
 
 
 def stream_order(units: np.ndarray) -> np.ndarray:

@@ -33,21 +33,28 @@ struct Gathered {
   float top = NOTHING, total = 0, acc[HeadCuts<GROUP, HEAD_DIM>::WIDTH / 8][4] = {};
 };
 
-// The queries as A, scaled, as one lane holds them.
+// The queries as A, scaled: a lane's parts, held where there are registers for them, else made again for every block of positions.
 template <class Stored, int GROUP, int HEAD_DIM>
 struct Queries {
-  uint4 parts[HEAD_DIM / 16];
-  DEVICE_MEMBER Queries(const float* q, float scale) {
-    const int query = threadIdx.x % 32 / 4;
-    const float* own = q + query * HEAD_DIM + threadIdx.x % 4 * 2;
-    UNROLL for (int k = 0; k < HEAD_DIM / 16; ++k) {
-      float2 first = {}, second = {};
-      if (query < GROUP) first = *(const float2*)(own + 16 * k), second = *(const float2*)(own + 16 * k + 8);
-      first = {first.x * scale, first.y * scale}, second = {second.x * scale, second.y * scale};
-      const uint32_t x = Pair<Stored>::pack(first), z = Pair<Stored>::pack(second);
-      const float2 a = Pair<Stored>::unpack(x), b = Pair<Stored>::unpack(z);
-      parts[k] = {x, Pair<Stored>::pack({first.x - a.x, first.y - a.y}), z, Pair<Stored>::pack({second.x - b.x, second.y - b.y})};
-    }
+  static constexpr bool HELD = HEAD_DIM / 4 + HeadCuts<GROUP, HEAD_DIM>::WIDTH / 2 <= 80;
+  const float* own;
+  float scale;
+  uint4 held[HELD ? HEAD_DIM / 16 : 1];
+  DEVICE_MEMBER Queries(const float* q, float scale) : own(q + threadIdx.x % 32 / 4 * HEAD_DIM + threadIdx.x % 4 * 2), scale(scale) {
+    if constexpr (HELD)
+      UNROLL for (int k = 0; k < HEAD_DIM / 16; ++k) held[k] = part(k);
+  }
+  DEVICE_MEMBER uint4 at(int k) const {
+    if constexpr (HELD) return held[k];
+    else return part(k);
+  }
+  DEVICE_MEMBER uint4 part(int k) const {
+    float2 first = {}, second = {};
+    if (threadIdx.x % 32 / 4 < GROUP) first = *(const float2*)(own + 16 * k), second = *(const float2*)(own + 16 * k + 8);
+    first = {first.x * scale, first.y * scale}, second = {second.x * scale, second.y * scale};
+    const uint32_t x = Pair<Stored>::pack(first), z = Pair<Stored>::pack(second);
+    const float2 a = Pair<Stored>::unpack(x), b = Pair<Stored>::unpack(z);
+    return {x, Pair<Stored>::pack({first.x - a.x, first.y - a.y}), z, Pair<Stored>::pack({second.x - b.x, second.y - b.y})};
   }
 };
 
@@ -62,8 +69,9 @@ DEVICE void take_positions(Gathered<GROUP, HEAD_DIM>& found, const Queries<Store
     UNROLL for (int k = 0; k < HEAD_DIM / 16; ++k) {
       uint32_t key[4];
       load_matrices(key, keys + row * Cached::BYTES + Cached::granule(2 * k + granule, position + row) * 16);
-      Pair<Stored>::multiply(score[0], queries.parts[k], {key[0], key[1]});
-      Pair<Stored>::multiply(score[1], queries.parts[k], {key[2], key[3]});
+      const uint4 query = queries.at(k);
+      Pair<Stored>::multiply(score[0], query, {key[0], key[1]});
+      Pair<Stored>::multiply(score[1], query, {key[2], key[3]});
     }
   }
   float s[4] = {score[0][0] + score[0][2], score[0][1] + score[0][3], score[1][0] + score[1][2], score[1][1] + score[1][3]};

@@ -89,22 +89,27 @@ DEVICE void take_pieces(Dot<storage, ARITY> (&dot)[UNITS], Stream& s, uint32_t r
   release(s, last + PIECE_BYTES);
 }
 
-// The pieces of the last group, when it is smaller than the others.
+// The pieces of the last group, when it is smaller than the others: COUNT rows of it from the warp's own row ``row`` on.
+template <int COUNT, int ARITY, int K, int WARPS, class B>
+DEVICE void take_rest_rows(Dot<storage, ARITY>& dot, const Stream& s, uint32_t ring, const B& b, int row) {
+  typedef Share<ARITY, K, WARPS> Own;
+  constexpr int FIRST = Own::GROUPS * CONSUMER_WARPS;
+  UNROLL for (int piece = 0; piece < ARITY; ++piece) {
+    Fragment weights[COUNT][PIECE_FRAGMENTS];
+    UNROLL for (int i = 0; i < COUNT; ++i)
+      load_piece(weights[i], ring + place_of<UNIT_BYTES<ARITY, K>>(s, (FIRST * ARITY + piece * Own::REST + i * WARPS + row) * PIECE_BYTES));
+    UNROLL for (int i = 0; i < COUNT; ++i)
+      UNROLL for (int f = 0; f < PIECE_FRAGMENTS; ++f)
+        dot.add(f, weights[i][f], b.at(Own::GROUPS * Own::TEAMS + (row + i * WARPS) / WARPS, FIRST + row + i * WARPS, piece * PIECE_FRAGMENTS + f));
+  }
+}
 template <int ARITY, int K, int WARPS, class B>
 DEVICE void take_rest(Dot<storage, ARITY>& dot, Stream& s, uint32_t ring, const B& b, int warp) {
-  typedef Share<ARITY, K, WARPS> Own;
-  constexpr int FIRST = Own::GROUPS * CONSUMER_WARPS, MOST = (Own::REST + WARPS - 1) / WARPS;
+  constexpr int REST = Share<ARITY, K, WARPS>::REST, FULL = sizeof(storage) == 4 ? 0 : REST / WARPS;
   land(s, UNIT_BYTES<ARITY, K> - 1);
-  UNROLL for (int piece = 0; piece < ARITY; ++piece) {
-    Fragment weights[MOST][PIECE_FRAGMENTS];
-    UNROLL for (int i = 0; i < MOST; ++i)
-      if (i * WARPS + warp < Own::REST)
-        load_piece(weights[i], ring + place_of<UNIT_BYTES<ARITY, K>>(s, (FIRST * ARITY + piece * Own::REST + i * WARPS + warp) * PIECE_BYTES));
-    UNROLL for (int i = 0; i < MOST; ++i)
-      UNROLL for (int f = 0; f < PIECE_FRAGMENTS; ++f)
-        if (i * WARPS + warp < Own::REST)
-          dot.add(f, weights[i][f], b.at(Own::GROUPS * Own::TEAMS + i, FIRST + i * WARPS + warp, piece * PIECE_FRAGMENTS + f));
-  }
+  if constexpr (FULL > 0) take_rest_rows<FULL, ARITY, K, WARPS>(dot, s, ring, b, warp);
+  UNROLL for (int row = FULL * WARPS; row < REST; row += WARPS)
+    if (row + warp < REST) take_rest_rows<1, ARITY, K, WARPS>(dot, s, ring, b, row + warp);
 }
 
 // A warp's part of a unit's dots, into ``dots`` [ARITY][TILE_ROWS].

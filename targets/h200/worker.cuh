@@ -78,6 +78,8 @@ struct Worker {
   Kept<4> nan_position;
   Kept<5> meetings;  // sums and batches of dots so far: neighbours use different memory
   Kept<6> turn;      // the warp that polls the stage's next operand
+  Kept<9> fed;       // tokens of the prompt
+  Kept<10> produced;  // tokens generated
   struct { DEVICE_MEMBER Kept<7> operator[](int) const { return {}; } } token;
   struct { DEVICE_MEMBER Kept<8> operator[](int) const { return {}; } } position;
 };

@@ -1007,21 +1007,22 @@ DEVICE int32_t run_sequence(Worker& w) {
   if (launch.start_position + launch.n_prompt > CAPACITY) return FINISH_CONTEXT;
   if (leaving(w)) return FINISH_CANCELLED;
 
-  for (int done = 0, produced = 0;;) {  // tokens of the prompt fed, tokens generated
-    const int left = launch.n_prompt - done, position = launch.start_position + done + (left > 0 ? 0 : produced - 1);
+  for (w.fed = 0, w.produced = 0;;) {
+    const int left = launch.n_prompt - w.fed, position = launch.start_position + w.fed + (left > 0 ? 0 : w.produced - 1);
     if (left <= 0) {
-      if (teacher_forced || produced == launch.max_tokens) return FINISH_LENGTH;
+      if (teacher_forced || w.produced == launch.max_tokens) return FINISH_LENGTH;
       if (position == CAPACITY) return FINISH_CONTEXT;
     }
     w.wants_logits = teacher_forced || (left <= MAX_COLUMNS && launch.max_tokens > 0);
-    if (!feed(w, left > 0 ? launch.prompt + done : nullptr, left > 0 ? left : 1, position)) return FINISH_CANCELLED;
+    if (!feed(w, left > 0 ? launch.prompt + w.fed : nullptr, left > 0 ? left : 1, position)) return FINISH_CANCELLED;
     if (w.wants_logits && w.sampled < 0) return report_nan(w), FINISH_NAN;
     if (left > 0) {
-      done += w.columns;
-      if (teacher_forced) report(w, done);
-      if (teacher_forced || done < launch.n_prompt || launch.max_tokens == 0) continue;
+      w.fed = w.fed + w.columns;
+      if (teacher_forced) report(w, w.fed);
+      if (teacher_forced || w.fed < launch.n_prompt || launch.max_tokens == 0) continue;
     }
-    report_token(w, produced++, w.sampled);
+    report_token(w, w.produced, w.sampled);
+    ++w.produced;
     if (is_stop(launch, w.sampled)) return FINISH_STOP;
   }
 }
