@@ -121,13 +121,16 @@ def weight_part(node: Node, stored: np.ndarray) -> np.ndarray:
 
     The stored values fill the node's shape in their order (lanes may be folded into rows or rows into lanes). With attr
     ``transpose`` they are stored as [lanes,] columns, rows. With attr ``rows`` (first, last) they are a vector of which
-    that part is taken, from every lane if the part is as long as one lane of the node.
+    that part is taken, from every lane if the part is as long as one lane of the node. With attr ``groups`` (axis, first, size,
+    step, count) only indices ``first + i · step + j`` of that axis are shown, i < count and j < size.
 
     Raises GraphError when the values do not fit.
     """
     shape = tuple(node.type.shape)
     rows = node.attrs.get("rows")
     try:
+        if node.attrs.get("groups"):
+            return _groups_of(node, stored)
         if rows and math.prod(shape) == rows[1] - rows[0]:
             return stored.reshape(-1)[rows[0] : rows[1]].reshape(shape)
         if rows:
@@ -137,6 +140,16 @@ def weight_part(node: Node, stored: np.ndarray) -> np.ndarray:
         return stored.reshape(shape)
     except ValueError as error:
         raise GraphError(f"weight {node.attrs['key']} {list(stored.shape)} does not make {node.name}: {node.type} ({error})") from error
+
+
+def _groups_of(node: Node, stored: np.ndarray) -> np.ndarray:
+    axis, first, size, step, count = node.attrs["groups"]
+    shape = list(node.type.shape)
+    shape[axis] = stored.size // (math.prod(shape) // shape[axis])
+    attrs = {name: value for name, value in node.attrs.items() if name != "groups"}
+    whole = weight_part(node.with_(type=TensorType(tuple(shape), node.type.dtype), attrs=attrs), stored)
+    indices = first + step * np.arange(count)[:, None] + np.arange(size)
+    return np.take(whole, indices.reshape(-1), axis)
 
 
 def input_only(graph: Graph) -> frozenset[str]:

@@ -283,6 +283,44 @@ class Olmo2(HuggingFace):
         self.q, self.k = nn.Sequential(self.q, self.q_norm), nn.Sequential(self.k, self.k_norm)
 
 
+class HeadNorm(RMSNorm):
+    """A norm over every head on its own, with one scale for all."""
+
+    def __init__(self):
+        super().__init__(SIZE)
+
+    def forward(self, x):
+        return super().forward(x.view(*x.shape[:-1], -1, SIZE)).flatten(-2)
+
+
+class QKNorm(HuggingFace):
+    """Norms over every head of queries and keys, as Qwen 3 has them."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.k = nn.Sequential(self.q, HeadNorm()), nn.Sequential(self.k, HeadNorm())
+
+
+class HeadByHead(HuggingFace):
+    """One linear whose rows are query, key and value of the first head, then of the second, as GPT-NeoX has them."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv = nn.Linear(HIDDEN, 3 * HEADS * SIZE)
+        del self.q, self.k, self.v
+        self.register_buffer("keys", torch.zeros(1, HEADS, CAPACITY, SIZE))
+        self.register_buffer("values", torch.zeros(1, HEADS, CAPACITY, SIZE))
+
+    def forward(self, x, position):
+        parts = self.qkv(x[None]).view(1, len(x), HEADS, 3 * SIZE).transpose(1, 2).chunk(3, dim=-1)
+        cos, sin = (t.unsqueeze(1) for t in self.rotary(position))
+        q, k = (part * cos + self.rotate_half(part) * sin for part in parts[:2])
+        self.keys.index_copy_(2, position, k)
+        self.values.index_copy_(2, position, parts[2])
+        y = F.scaled_dot_product_attention(q, self.keys, self.values, attn_mask=self.visible(position)[None, None])
+        return self.o(y.transpose(1, 2).reshape(len(x), -1))
+
+
 class Gemma3(HuggingFace):
     count = 0
 

@@ -17,8 +17,12 @@ class WeightName:
     path: tuple[str, ...]
 
 
+#: What ``separate_views`` adds to the key of a tensor that is not read as it is stored.
+_VIEW = re.compile(r"(\[[^\]]*\]|\.T| as [\dx]+)+$")
+
+
 def parse_key(key: str) -> WeightName:
-    words = key.split(".")
+    words = _VIEW.sub("", key).split(".")
     if len(words) > 1 and words[-1] == "weight":
         words.pop()
     number = next((i for i, word in enumerate(words) if word.isdigit() and i > 0), None)

@@ -65,6 +65,9 @@ def _own_key(leaf: Node, taken: Mapping[str, Node]) -> str:
         key += f"[{rows[0]}:{rows[1]}]"
     if leaf.attrs.get("transpose"):
         key += ".T"
+    if leaf.attrs.get("groups"):
+        _, first, size, step, count = leaf.attrs["groups"]
+        key += f"[{first}:{first + size} of {count} times {step}]"
     if key in taken and taken[key].type.shape != leaf.type.shape:
         key += f" as {'x'.join(map(str, leaf.type.shape))}"
     return key

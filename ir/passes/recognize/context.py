@@ -11,9 +11,10 @@ import numpy as np
 from kogc.ir.graph import Graph, Node
 from kogc.ir.ops.tensor import substitute
 from kogc.ir.passes.recognize.errors import NotUnderstood
-from kogc.ir.passes.recognize.layout import Dim, Layout, gaps, length
+from kogc.ir.passes.recognize.layout import Dim, Layout, gaps
 from kogc.ir.passes.recognize.lifted import Builder
 from kogc.ir.passes.recognize.masks import Masks
+from kogc.ir.passes.recognize.picks import Pick, picked
 from kogc.ir.passes.recognize.position import PositionFunctions
 from kogc.ir.passes.recognize.values import Act, Cache, Pending, Scores, Space, Static, Token, Value, Weight
 from kogc.ir.types import TensorType
@@ -91,26 +92,24 @@ class Context:
             raise NotUnderstood(f"an activation is needed here, this is {describe(value)}")
         if self.is_whole(value):
             return value
-        first, last = self.feature_range(value.layout, value.space, self.constant.get(value.node, ()))
-        space = Space(value.space.tokens, value.space.lanes, last - first)
-        node = self.builder.narrowed(value.node, first, last)
-        return self.seen(node, space, value.space.moved(value.layout, space, first), repeats=bool(self.constant.get(value.node)))
+        pick = self.features(value.layout, value.space, self.constant.get(value.node, ()))
+        space = Space(value.space.tokens, value.space.lanes, pick.width)
+        node = self.builder.narrowed(value.node, pick)
+        return self.seen(node, space, pick.of(value.layout, value.space), repeats=bool(self.constant.get(value.node)))
 
     def is_whole(self, value: Act) -> bool:
         missing = gaps((*value.layout.atoms, *self.constant.get(value.node, ())), value.space.total)
         return missing == () and value.layout.offset == 0
 
-    def feature_range(self, layout: Layout, space: Space, constant: Dim = ()) -> tuple[int, int]:
-        """The features first:last that a view of all tokens and lanes takes. Raises NotUnderstood for any other view."""
+    def features(self, layout: Layout, space: Space, constant: Dim = ()) -> Pick:
+        """The features that a view of all tokens and lanes takes. Raises NotUnderstood for any other view."""
         parts = [part for atom in (*layout.atoms, *constant) if atom.stride for part in space.by_axis(atom)]
         inside = [atom for axis, atom in parts if axis == "F"]
         outside = [atom for axis, atom in parts if axis != "F"]
         rows = [atom._replace(stride=atom.stride // space.features) for atom in outside]
-        first, count = layout.offset, length(inside)
-        complete = gaps(inside, count) == () and gaps(rows, space.total // space.features) == ()
-        if not complete or first + count > space.features:
-            raise NotUnderstood("the features used here are not one contiguous range of a linear layer's outputs for every token")
-        return first, first + count
+        if gaps(rows, space.total // space.features) != ():
+            raise NotUnderstood("the features used here are not the same of every token")
+        return picked(inside, layout.offset, space.features)
 
     def with_lanes(self, value: Act, lanes: int, origin: Node) -> Act:
         """``value`` repeated on every lane, unless it has lanes already."""

@@ -17,6 +17,7 @@ from typing import Any
 from kogc.ir.graph import Graph, Node
 from kogc.ir.passes.recognize.errors import NotUnderstood
 from kogc.ir.passes.recognize.evaluate import frozen
+from kogc.ir.passes.recognize.picks import Pick
 from kogc.ir.types import T, TensorType
 
 #: Ops whose element i depends on element i of their operands alone.
@@ -61,30 +62,48 @@ class Builder:
         kind = TensorType((tokens, lanes, features), self[name].type.dtype)
         return self.emit("lane_broadcast", (name,), {"lanes": lanes}, kind, origin or self[name])
 
-    def narrowed(self, name: str, first: int, last: int) -> str:
-        """Features ``first:last`` of ``name``, pushed down to the rows of the linear ops that make them."""
+    def narrowed(self, name: str, pick: Pick) -> str:
+        """The features ``pick`` of ``name``, pushed down to the rows of the linear ops that make them."""
         node = self[name]
-        kind = TensorType((*node.type.shape[:-1], last - first), node.type.dtype)
-        if (first, last) == (0, node.type.shape[-1]):
+        kind = TensorType((*node.type.shape[:-1], pick.width), node.type.dtype)
+        if pick == Pick(0, node.type.shape[-1]):
             return name
         if node.op == "linear":
-            start = (node.attrs.get("rows") or (0, 0))[0]
-            rows = (start + first, start + last)
-            bias = tuple(self.narrowed_vector(vector, first, last) for vector in node.inputs[2:])
-            return self.emit("linear", (*node.inputs[:2], *bias), {"rows": rows}, kind, node)
+            return self._narrowed_linear(node, pick, kind)
         if node.op in ("lane_broadcast", "lane_sum", "lane_mean"):
-            return self.emit(node.op, (self.narrowed(node.inputs[0], first, last),), node.attrs, kind, node)
+            return self.emit(node.op, (self.narrowed(node.inputs[0], pick),), node.attrs, kind, node)
         if node.op in POINTWISE and not node.attrs.get("group"):
             leaves = ("weight", "table")
             inputs = tuple(
-                (self.narrowed_vector if self[name].op in leaves else self.narrowed)(name, first, last) for name in node.inputs
+                (self.narrowed_vector if self[name].op in leaves else self.narrowed)(name, pick) for name in node.inputs
             )
             return self.emit(node.op, inputs, node.attrs, kind, node)
-        raise NotUnderstood(f"features {first}:{last} of the result of {node.op} are used alone; only linear layers can be taken apart")
+        raise NotUnderstood(f"features {pick.first}:{pick.last} of the result of {node.op} are used alone; only linear layers can be taken apart")
 
-    def narrowed_vector(self, name: str, first: int, last: int) -> str:
-        """Elements ``first:last`` of a weight vector (or of every lane's): a leaf with ``rows``."""
+    def _narrowed_linear(self, node: Node, pick: Pick, kind: TensorType) -> str:
+        x, weight, *bias = node.inputs
+        vectors = tuple(self.narrowed_vector(vector, pick) for vector in bias)
+        pick = pick.after((node.attrs.get("rows") or (0, 0))[0])
+        if pick.is_range:
+            return self.emit("linear", (x, weight, *vectors), {"rows": (pick.first, pick.last)}, kind, node)
+        return self.emit("linear", (x, self._grouped(weight, pick, axis=-2), *vectors), {}, kind, node)
+
+    def narrowed_vector(self, name: str, pick: Pick) -> str:
+        """Elements ``pick`` of a weight vector (or of every lane's): a leaf with ``rows`` or ``groups``."""
         leaf = self[name]
-        start = (leaf.attrs.get("rows") or (0, 0))[0]
-        kind = TensorType((*leaf.type.shape[:-1], last - first), leaf.type.dtype)
-        return self.emit("weight", (), {**leaf.attrs, "rows": (start + first, start + last)}, kind, leaf)
+        pick = pick.after((leaf.attrs.get("rows") or (0, 0))[0])
+        if not pick.is_range:
+            return self._grouped(name, pick, axis=-1)
+        kind = TensorType((*leaf.type.shape[:-1], pick.width), leaf.type.dtype)
+        return self.emit("weight", (), {**leaf.attrs, "rows": (pick.first, pick.last)}, kind, leaf)
+
+    def _grouped(self, name: str, pick: Pick, axis: int) -> str:
+        """A weight leaf that shows ``pick`` along ``axis``."""
+        leaf = self[name]
+        if leaf.op != "weight" or leaf.attrs.get("groups"):
+            raise NotUnderstood("some features of every group are taken from some features of every group")
+        shape = list(leaf.type.shape)
+        shape[axis] = pick.width
+        attrs = {name: value for name, value in leaf.attrs.items() if name != "rows"}
+        groups = (axis, pick.first, pick.size, pick.step, pick.count)
+        return self.emit("weight", (), {**attrs, "groups": groups}, TensorType(tuple(shape), leaf.type.dtype), leaf)

@@ -18,6 +18,7 @@ from kogc.ir.passes.recognize.context import Context
 from kogc.ir.passes.recognize.errors import NotUnderstood
 from kogc.ir.passes.recognize.layout import Layout, layout_of
 from kogc.ir.passes.recognize.pending import Function
+from kogc.ir.passes.recognize.picks import Pick
 from kogc.ir.passes.recognize.values import Act, Pending, Space
 
 STYLES = ("interleaved", "half")
@@ -27,10 +28,9 @@ TOLERANCE = 1e-9
 
 @dataclass(frozen=True)
 class Rotation:
-    """What a pending value is: features ``first:last`` of the base through ``layout``, rotated unless ``style`` is None."""
+    """What a pending value is: the features ``pick`` of the base through ``layout``, rotated unless ``style`` is None."""
 
-    first: int
-    last: int
+    pick: Pick
     space: Space
     layout: Layout
     style: str | None = None
@@ -46,7 +46,7 @@ def resolved(context: Context, value: Pending) -> Act:
     rotation = context.rotations.get(function.key)
     if rotation is None:
         rotation = context.rotations[function.key] = _examine(context, function)
-    node = context.builder.narrowed(value.base, rotation.first, rotation.last)
+    node = context.builder.narrowed(value.base, rotation.pick)
     if rotation.style is None:
         return context.seen(node, rotation.space, rotation.layout)
     attrs = {"style": rotation.style, "head_dim": rotation.head_dim, "rotary_dim": rotation.rotary_dim}
@@ -57,20 +57,20 @@ def resolved(context: Context, value: Pending) -> Act:
 def _examine(context: Context, function: Function) -> Rotation:
     wide = function.space
     placed = _placement(function)
-    first, last = context.feature_range(placed, wide)
-    space = Space(wide.tokens, wide.lanes, last - first)
-    layout = wide.moved(placed, space, first)
-    probe = _Probe(function, wide, space, first, layout)
+    pick = context.features(placed, wide)
+    space = Space(wide.tokens, wide.lanes, pick.width)
+    layout = pick.of(placed, wide)
+    probe = _Probe(function, wide, space, pick, layout)
     turned = _turned_features(context, probe)
     if not turned.any():
-        return Rotation(first, last, space, layout)
+        return Rotation(pick, space, layout)
     for head_dim in _head_sizes(function, layout, space):
         rotary_dim = _rotary_dim(turned, head_dim)
         for style in STYLES if rotary_dim else ():
             angles = Angles(context, probe, head_dim, rope_pairs(style, head_dim, rotary_dim)[: rotary_dim // 2])
             if angles.explain(TOLERANCE):
                 cos, sin = (context.table(f"rope.{name}", table) for name, table in angles.tables())
-                return Rotation(first, last, space, layout, style, head_dim, rotary_dim, cos, sin)
+                return Rotation(pick, space, layout, style, head_dim, rotary_dim, cos, sin)
     raise NotUnderstood(
         "an activation is combined with functions of the position in a way that is no rotary embedding "
         "(pairs of features of each head turned by the position's angles, interleaved or by halves)"
@@ -93,17 +93,17 @@ def _placement(function: Function) -> Layout:
 
 
 class _Probe:
-    """The pending value in canonical order: from features [T, row] of its range to the same features."""
+    """The pending value in canonical order: from features [T, row] of its pick to the same features."""
 
-    def __init__(self, function: Function, wide: Space, space: Space, first: int, layout: Layout) -> None:
+    def __init__(self, function: Function, wide: Space, space: Space, pick: Pick, layout: Layout) -> None:
         self.function = function
         self.space = space
         self._base = np.zeros((wide.tokens, wide.lanes or 1, wide.features))
-        self._range = slice(first, first + space.features)
+        self._features = pick.indices()
         self._order = layout.indices().reshape(-1)
 
     def __call__(self, features: np.ndarray, coefficients: dict[str, np.ndarray]) -> np.ndarray:
-        self._base[..., self._range] = features.reshape(*self._base.shape[:2], -1)
+        self._base[..., self._features] = features.reshape(*self._base.shape[:2], -1)
         value = self.function(self._base, coefficients)
         canonical = np.empty(self.space.total, value.dtype)
         canonical[self._order] = value.reshape(-1)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from decoder_styles import VOCAB, Conv1dFused, MatmulWeights, decoder
+from decoder_styles import VOCAB, Conv1dFused, HeadByHead, MatmulWeights, decoder
 
 from kogc.frontend.trace import trace
 from kogc.ir.interpret import run_sequence
@@ -24,7 +24,10 @@ def one_lane() -> torch.nn.Module:
     return build_model(ONE_LANE, 20).double()
 
 
-@pytest.mark.parametrize("make", [lambda: decoder(MatmulWeights), lambda: decoder(Conv1dFused), one_lane], ids=["transposed", "parts", "one lane"])
+@pytest.mark.parametrize(
+    "make", [lambda: decoder(MatmulWeights), lambda: decoder(Conv1dFused), lambda: decoder(HeadByHead), one_lane],
+    ids=["transposed", "parts", "groups", "one lane"],
+)
 def test_logits_stay(make):
     module = make().eval()
     stored = MappedWeights({name: tensor.detach().numpy() for name, tensor in module.named_parameters()})
