@@ -76,7 +76,7 @@ class Const:
     """A small fp32 constant (norm scale, bias, rope table) by weight or table key: one key per iteration, or one for all.
 
     ``shape`` is that of one lane; the stored weight has the lane axis in front (absent or 1 when ``lanes`` is 1). Rope
-    tables are [capacity, rotary_dim/2].
+    tables are [capacity, rotary_dim/2], learned positions [positions, features].
     """
 
     name: str
@@ -84,6 +84,11 @@ class Const:
     keys: tuple[str, ...]
     lanes: int
     shape: tuple[int, ...]
+
+    @property
+    def by_position(self) -> bool:
+        """Whether it has a row for every position, of which a step reads its own."""
+        return len(self.shape) == 2
 
     def key(self, iteration: int) -> str:
         return self.keys[iteration if len(self.keys) > 1 else 0]
@@ -145,6 +150,7 @@ class Part:
 
     ``row``: tile rows are consecutive rows. ``gated``: tile 0 rows i of ``matrices[0]``, tile 1 rows i of ``matrices[1]``.
     ``rope``: pair p (counted through the heads of the lane) puts its first index in tile 0 and its second in tile 1.
+    ``width``: output elements per lane of a part of a ``rows`` stage, which has no matrices.
     """
 
     name: str
@@ -153,6 +159,7 @@ class Part:
     epilogue: tuple[OpSpec, ...]
     outputs: tuple[Output, ...]
     rope: Mapping[str, Any] | None = None  # style, head_dim, rotary_dim
+    width: int = 0
 
     @property
     def arity(self) -> int:
@@ -161,7 +168,7 @@ class Part:
     @property
     def rows(self) -> int:
         """Logical rows per lane of each matrix (= output elements per lane)."""
-        return self.matrices[0].rows
+        return self.matrices[0].rows if self.matrices else self.width
 
     @property
     def k(self) -> int:
@@ -217,8 +224,8 @@ class Stage:
     """One stage of a segment. ``lanes`` is the lane count of its core; runs are dealt per lane.
 
     kinds: ``embed`` (ops after the table row in ``parts``: unit ``row``, no matrices — see ``embed_table``), ``matvec``,
-    ``attention``, ``combine`` (ops after the rows of ``combine`` in ``parts``, as for ``embed``), ``rows`` (ops on ``rows_width`` rows per
-    lane in ``parts``, without matrices), ``sample``. ``name`` is
+    ``attention``, ``combine`` (ops after the rows of ``combine`` in ``parts``, as for ``embed``), ``rows`` (ops on the
+    ``width`` rows per lane of each of ``parts``, without matrices), ``sample``. ``name`` is
     an identifier made from the model's own module names; ``title`` is readable.
     """
 
@@ -237,7 +244,6 @@ class Stage:
     embed_table: str | None = None
     embed_width: int = 0
     combine: Combine | None = None
-    rows_width: int = 0
 
     @property
     def read_before(self) -> set[str]:
@@ -251,12 +257,12 @@ class Stage:
 
     @property
     def row_width(self) -> int:
-        """Rows per lane of parts without matrices; 0 for a stage that has no such parts."""
-        return self.combine.width if self.combine else self.embed_width or self.rows_width
+        """Rows per lane that an ``embed`` or ``combine`` stage's part starts from; 0 for other stages."""
+        return self.combine.width if self.combine else self.embed_width
 
     def part_rows(self, part: Part) -> int:
         """Output elements per lane of one of the stage's parts."""
-        return part.rows if part.matrices else self.row_width
+        return self.row_width or part.rows
 
     def units(self, part: int, tile_rows: int) -> int:
         """Units per lane of part ``part`` (part 0 for embed, attention and combine)."""

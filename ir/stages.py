@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 from kogc.ir.graph import Graph
 
-STAGE_KINDS = ("embed", "matvec", "attention", "sample")
+STAGE_KINDS = ("embed", "matvec", "rows", "attention", "sample")
 
 
 @dataclass(frozen=True)
 class PartGroup:
-    """Rows of one matvec that are finished together.
+    """Rows of one matvec that are finished together, or rows of vectors that were made before (``rows``: no linears).
 
     ``linears`` are one node, or two (gate, up) whose rows i meet in the epilogue. ``epilogue`` are row-wise nodes in
     execution order. ``outputs`` are the node values that leave the stage here (published, appended to a cache, logits).

@@ -23,10 +23,10 @@ STEP = 4
 
 
 def matrix_keys(graph: Graph) -> set[str]:
-    """Keys of the weights an artifact stores in its dtype: matrices and embedding tables. All others it keeps in fp32."""
+    """Keys of the weights an artifact stores in its dtype: matrices and the embedding tables of tokens. All others it keeps in fp32."""
     rounded = set()
     for node in graph:
-        if node.op in ("linear", "embed"):
+        if node.op == "linear" or (node.op == "embed" and graph[node.inputs[0]].op == "token"):
             weight = graph[node.inputs[1]]
             if weight.op == "weight":
                 rounded.add(source_key(weight))

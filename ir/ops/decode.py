@@ -92,25 +92,39 @@ def _linear_flops(types: Types, attrs: Attrs) -> int:
 def _norm_shape(types: Types, attrs: Attrs) -> TensorType:
     x = types[0]
     _value(x, "x")
+    group = attrs.get("group") or x.shape[-1]
+    _need(x.shape[-1] % group == 0, f"{x} does not divide into groups of {group} features")
     for vector in types[1:]:
-        fits = vector.shape in (x.shape[-1:], x.shape[1:])
-        _need(fits, f"norm scale must be [features] or [lanes, features] of {x}, is {vector}")
+        fits = vector.shape in ((group,), x.shape[-1:], x.shape[1:])
+        _need(fits, f"norm scale must be [features], [group] or [lanes, features] of {x}, is {vector}")
     return x
+
+
+def _in_groups(x: np.ndarray, attrs: Attrs) -> np.ndarray:
+    """The groups of features that are normed together as an axis of their own: [..., groups, group]."""
+    return x.reshape(*x.shape[:-1], -1, attrs.get("group") or x.shape[-1])
+
+
+def _for_groups(vector: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """A scale or bias of x; one of a single group goes with all of them."""
+    return np.tile(vector, x.shape[-1] // vector.shape[-1])
 
 
 def _rms_norm(operands: Arrays, attrs: Attrs) -> np.ndarray:
     x, *scale = operands
-    y = x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + attrs["eps"])
-    return y * (scale[0] + attrs.get("scale_offset", 0.0)) if scale else y
+    groups = _in_groups(x, attrs)
+    y = (groups / np.sqrt(np.mean(groups * groups, axis=-1, keepdims=True) + attrs["eps"])).reshape(x.shape)
+    return y * (_for_groups(scale[0], x) + attrs.get("scale_offset", 0.0)) if scale else y
 
 
 def _layer_norm(operands: Arrays, attrs: Attrs) -> np.ndarray:
     x, *rest = operands
-    centred = x - np.mean(x, axis=-1, keepdims=True)
-    y = centred / np.sqrt(np.mean(centred * centred, axis=-1, keepdims=True) + attrs["eps"])
+    groups = _in_groups(x, attrs)
+    centred = groups - np.mean(groups, axis=-1, keepdims=True)
+    y = (centred / np.sqrt(np.mean(centred * centred, axis=-1, keepdims=True) + attrs["eps"])).reshape(x.shape)
     if rest:
-        y = y * rest[0]
-    return y + rest[1] if len(rest) > 1 else y
+        y = y * _for_groups(rest[0], x)
+    return y + _for_groups(rest[1], x) if len(rest) > 1 else y
 
 
 # ── attention ──
@@ -244,10 +258,11 @@ _row("embed", "token table", {}, _embed_shape, lambda o, a: o[1][o[0]], "core", 
 _row("linear", "x weight bias", {"rows": "(int, int) | None"}, _linear_shape, _linear, "core",
      "x · weightᵀ (+ bias). ``rows`` takes a slice of the weight's rows. A weight with a lane axis is one block per lane.",
      flops=_linear_flops, optional=1)
-_row("rms_norm", "x scale", {"eps": "float", "scale_offset": "float | None"}, _norm_shape, _rms_norm, "whole",
-     "x / sqrt(mean(x²) + eps) · (scale + scale_offset), over the features.", optional=1)
-_row("layer_norm", "x scale bias", {"eps": "float"}, _norm_shape, _layer_norm, "whole",
-     "(x − mean) / sqrt(var + eps) · scale + bias, over the features.", optional=2)
+_row("rms_norm", "x scale", {"eps": "float", "scale_offset": "float | None", "group": "int | None"}, _norm_shape, _rms_norm, "whole",
+     "x / sqrt(mean(x²) + eps) · (scale + scale_offset), over the features, or over every ``group`` of neighbouring features (a head).",
+     optional=1)
+_row("layer_norm", "x scale bias", {"eps": "float", "group": "int | None"}, _norm_shape, _layer_norm, "whole",
+     "(x − mean) / sqrt(var + eps) · scale + bias, over the features, or over every ``group`` of neighbouring features.", optional=2)
 _row("rope", "x cos sin position", {"style": "str", "head_dim": "int", "rotary_dim": "int"}, _rope_shape, _rope, "rowwise",
      "Rotate index pairs of every head by the position's angles; dims past rotary_dim pass through.")
 _row("kv_append", "cache x position", {}, _append_shape, _append, "state",

@@ -43,7 +43,8 @@ def _group(graph: Graph, placement: Placement, draft: Draft) -> StageGroup:
         )
         for part in draft.parts
     )
-    published = tuple(name for name in draft.prologue if _leaves(graph, placement, name, draft.index))
+    shared = (name for name in draft.prologue if placement.of[name].role == "prologue")
+    published = tuple(name for name in shared if _leaves(graph, placement, name, draft.index))
     return StageGroup("", draft.kind, tuple(draft.prologue), published, draft.vector, draft.core, parts)
 
 
@@ -62,7 +63,8 @@ def _named(graph: Graph, group: StageGroup, before: list[StageGroup], placement:
         return replace(group, name="sample", title="sample: the next token")
     if group.kind == "attention":
         query = placement.of[graph[group.core].inputs[0]]
-        block = namer.block([weight_key(graph, query.part.linears[0])])
+        linears = query.part.linears
+        block = namer.block([weight_key(graph, linears[0])]) if linears else before[query.stage].block
         name = f"{block}_attend" if block else "attend"
         return replace(group, name=name, title=f"{block}: attention", block=block, layer=before[query.stage].layer)
     keys = weight_keys(graph, group)
@@ -75,9 +77,18 @@ def _named(graph: Graph, group: StageGroup, before: list[StageGroup], placement:
 
 
 def weight_keys(graph: Graph, group: StageGroup) -> list[str]:
-    """Weight keys of the group's linears, or of its embedding table."""
+    """What a group is called after: keys of its linears, of its embedding table, or of the vectors that its rows go with."""
+    if group.kind == "rows":
+        return _vector_keys(graph, group)
     linears = [name for part in group.parts for name in part.linears]
     return [weight_key(graph, name) for name in linears or [group.core]]
+
+
+def _vector_keys(graph: Graph, group: StageGroup) -> list[str]:
+    """Keys of norm scales and the like; where there are none, the modules that make the rows."""
+    nodes = [graph[name] for name in (*group.prologue, *(name for part in group.parts for name in part.epilogue))]
+    keys = [operand.attrs["key"] for node in nodes for operand in graph.operands(node) if operand.op == "weight"]
+    return list(dict.fromkeys(keys or [node.module or node.op for node in nodes]))
 
 
 def weight_key(graph: Graph, name: str) -> str:

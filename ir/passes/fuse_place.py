@@ -16,14 +16,17 @@ _BOUND_TO_PART = ("rope", "kv_append")
 
 @dataclass(eq=False)
 class DraftPart:
-    """Linears whose rows meet, and the row-wise nodes after them."""
+    """Linears whose rows meet, and the row-wise nodes after them. ``handed_on``: a value of the prologue that the part of a
+    ``rows`` stage begins with."""
 
     linears: list[str]
     epilogue: list[str] = field(default_factory=list)
+    handed_on: list[str] = field(default_factory=list)
 
     def made(self, stage: Draft) -> Iterable[str]:
         """Nodes whose rows this part makes, in execution order (for embed the core is one)."""
-        return (*(self.linears or [stage.core]), *self.epilogue)
+        core = [stage.core] if stage.core else []
+        return (*(self.linears or core), *self.handed_on, *self.epilogue)
 
 
 @dataclass(eq=False)
@@ -40,7 +43,7 @@ class Draft:
 
 @dataclass(frozen=True)
 class Place:
-    """``role`` is ``prologue``, ``core`` (attention, sample: no row-wise part) or ``rows`` (made row by row in ``part``)."""
+    """``role`` is ``prologue``, ``core`` (attention, sample: no row-wise part) or ``rows`` (made, or handed on, row by row in ``part``)."""
 
     stage: int
     role: str
@@ -90,8 +93,8 @@ class _Placer:
         raise self._unsupported(node, "no stage kind runs this op")
 
     def _place_embed(self, node: Node) -> None:
-        if self.graph[node.inputs[0]].op != "token":
-            raise self._unsupported(node, "only rows of the current token can be looked up")
+        if self._is_position_row(node):
+            return  # it floats: a row of a table is at hand wherever something is added to it
         part = DraftPart([])
         stage = self._begin("embed", core=node.name, parts=[part])
         self.of[node.name] = Place(stage.index, "rows", part)
@@ -114,8 +117,7 @@ class _Placer:
 
     def _place_attention_partial(self, node: Node) -> None:
         q, keys, values, _ = node.inputs
-        if not self._made_by_rows(q):
-            raise self._unsupported(node, f"its query {q} ({self.graph[q].op}) needs whole vectors after the linear", q)
+        self._by_rows(q)
         for cache in (keys, values):
             if self.graph[cache].op != "kv_append":
                 raise self._unsupported(node, f"cache {cache} is read before this step appends to it")
@@ -136,22 +138,69 @@ class _Placer:
 
     def _settle(self, name: str, stage: Draft) -> None:
         """Give every floating node that ``name`` depends on, and itself, a place in the prologue of ``stage``."""
-        names, waiting = set(), [name]
-        while waiting:
-            name = waiting.pop()
-            if self._floats(name) and name not in names:
-                names.add(name)
-                waiting.extend(self.graph[name].inputs)
-        for name in sorted(names, key=self.order.__getitem__):
+        for name in self._floating(name):
+            if self._is_position_row(self.graph[name]):
+                raise self._unsupported(self.graph[name], "rows by position can only be added to something that is made row by row")
             stage.prologue.append(name)
             self.of[name] = Place(stage.index, "prologue")
+
+    # ── rows of vectors that were made before ──
+
+    def _by_rows(self, name: str) -> None:
+        """Have ``name`` made row by row: as it is, or by a ``rows`` stage that computes in its prologue what needs whole vectors.
+
+        Neighbouring values (queries and keys) share the stage.
+        """
+        if self._made_by_rows(name):
+            return
+        names = self._floating(name)
+        whole = self._needed_whole(names)
+        epilogue = [one for one in names if one not in whole]
+        stage = self._rows_stage(names)
+        part = DraftPart([])
+        stage.parts.append(part)
+        for one in whole:
+            self._settle(one, stage)
+        stage.prologue.sort(key=self.order.__getitem__)
+        part.handed_on += [name] if name in whole else []
+        part.epilogue += epilogue
+        for one in (*epilogue, *part.handed_on):
+            self.of[one] = Place(stage.index, "rows", part)
+        turns = [one for one in epilogue if self.graph[one].op == "rope"]
+        if len(turns) > 1:
+            raise self._unsupported(self.graph[turns[1]], "a vector is turned twice")
+
+    def _floating(self, name: str) -> list[str]:
+        """``name`` and the floating nodes it depends on, in execution order."""
+        names, waiting = set(), [name]
+        while waiting:
+            one = waiting.pop()
+            if self._floats(one) and one not in names:
+                names.add(one)
+                waiting.extend(self.graph[one].inputs)
+        return sorted(names, key=self.order.__getitem__)
+
+    def _needed_whole(self, names: list[str]) -> list[str]:
+        """Those of ``names`` that need whole vectors, and what they are computed from."""
+        whole: set[str] = set()
+        for name in reversed(names):
+            if not self._is_rowwise(self.graph[name]) or any(user.name in whole for user in self.graph.users(name)):
+                whole.add(name)
+        return [name for name in names if name in whole]
+
+    def _rows_stage(self, names: list[str]) -> Draft:
+        """The last stage, if it is a ``rows`` stage that makes nothing ``names`` read; else a new one."""
+        last = self.stages[-1]
+        read = (self.of[operand] for name in names for operand in self.graph[name].inputs if operand in self.of)
+        if last.kind == "rows" and all(place.stage < last.index or place.role == "prologue" for place in read):
+            return last
+        return self._begin("rows")
 
     # ── epilogues ──
 
     def _place_append(self, node: Node) -> None:
         x = node.inputs[1]
-        if not self._made_by_rows(x):
-            raise self._unsupported(node, f"{x} ({self.graph[x].op}) needs whole vectors after the linear", x)
+        self._by_rows(x)
         place = self.of[x]
         place.part.epilogue.append(node.name)
         self.of[node.name] = place
@@ -182,12 +231,14 @@ class _Placer:
             return stage.kind == "embed" and len(self.graph.users(node.inputs[0])) == 1
         if node.op == "lane_concat":
             return stage.kind == "matvec" and len(parts) == 1 and self._only_sampled(node)
-        if op_row(node.op).role != "rowwise":
+        if not self._is_rowwise(node):
             return False
         if node.op == "rope":
             return stage.kind == "matvec" and len(parts) == 1 and len(parts[0].linears) == 1 and "rope" not in ops
         if len(parts) == 1:
             return True
+        if not all(part.linears for part in parts):
+            return False
         shapes = {self.graph[part.linears[0]].type.shape for part in parts}
         return len(parts) == 2 and sum(len(p.linears) for p in parts) == 2 and len(shapes) == 1 and not set(ops) & set(_BOUND_TO_PART)
 
@@ -203,7 +254,7 @@ class _Placer:
             operand = self.of.get(node.inputs[0])
             ready = operand is not None and operand.stage < stage.index
         else:
-            ready = op_row(node.op).role == "rowwise" and node.op not in _BOUND_TO_PART
+            ready = self._is_rowwise(node) and node.op not in _BOUND_TO_PART
             ready = ready and all(self._at_hand(operand, stage, pulled) for operand in node.inputs)
         if ready:
             pulled.add(name)
@@ -227,6 +278,12 @@ class _Placer:
 
     def _floats(self, name: str) -> bool:
         return not self._is_leaf(name) and name not in self.of
+
+    def _is_rowwise(self, node: Node) -> bool:
+        return op_row(node.op).role == "rowwise" or self._is_position_row(node)
+
+    def _is_position_row(self, node: Node) -> bool:
+        return node.op == "embed" and self.graph[node.inputs[0]].op == "position"
 
     def _made_by_rows(self, name: str) -> bool:
         return name in self.of and self.of[name].role == "rows"

@@ -11,7 +11,8 @@ from kogc.ir.ops import op_row
 from kogc.ir.program import Operand, OpSpec, Output, Part, Program, Stage
 from kogc.ir.weights import WeightSource
 
-_GATHERING = ("lane_sum", "lane_mean", "lane_concat")
+#: Ops whose results have no lane axis.
+_WITHOUT_LANES = ("lane_sum", "lane_mean", "lane_concat", "embed")
 
 
 class ProgramError(RuntimeError):
@@ -164,7 +165,7 @@ class _StageRun:
                 value = np.repeat(operands[0], spec.lanes, 1)
             else:
                 value = op_row(spec.op).evaluate(operands, spec.attrs)
-            value = value[:, None] if spec.op in _GATHERING else value
+            value = value[:, None] if spec.op in _WITHOUT_LANES else value
             expected = (len(self.seen["token"]), spec.lanes, spec.width)
             if value.shape != expected:
                 raise ProgramError(f"{spec.name} ({spec.op}) in stage {self.stage.name} has shape {value.shape}, expected {expected}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from kogc.ir.ops import op_row
 
 _RESULTS = {
+    "embed": "placed",
     "rms_norm": "normed",
     "layer_norm": "normed",
     "rope": "turned",

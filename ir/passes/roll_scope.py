@@ -15,6 +15,7 @@ def prologue_scopes(graph: Graph, group: StageGroup, stage_lanes: int) -> Mappin
     wanted = "own" if stage_lanes > 1 else "all"
     scopes = {name: wanted for name in (group.vector, *group.prologue_outputs)}
     for part in group.parts:
+        scopes |= {name: wanted for name in part.outputs}
         for name in part.epilogue:
             scopes |= {operand: wanted for operand in graph[name].inputs}
     for name in reversed(group.prologue):

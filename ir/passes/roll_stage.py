@@ -80,7 +80,7 @@ class _Drafter:
         self.consts: dict[str, Const] = {}
 
     def draft(self) -> StageDraft:
-        make = {"embed": self._embed, "matvec": self._matvec, "attention": self._attention, "sample": self._sample}
+        make = {"embed": self._embed, "matvec": self._matvec, "rows": self._rows, "attention": self._attention, "sample": self._sample}
         stage = make[self.group.kind]()
         stage = replace(stage, operands=tuple(self.operands.values()), consts=tuple(self.consts.values()))
         return StageDraft(self.group, stage, self.values)
@@ -109,6 +109,30 @@ class _Drafter:
         return self._stage(
             lanes, prologue=prologue, prologue_outputs=published, vector=vector, vector_width=width, parts=parts
         )  # fmt: skip
+
+    def _rows(self) -> Stage:
+        lanes = lanes_of(self._row_kind(self.group.parts[0]))
+        prologue = self._prologue(lanes)
+        published = tuple(Output(self.local[n], "buffer", n, _HERE) for n in self.group.prologue_outputs)
+        names = Unique()
+        parts = []
+        for index, part in enumerate(self.group.parts):
+            for name in part.outputs:
+                if name in self.group.prologue:
+                    self.values[index, self.local[name]] = name
+            width = int(self._row_kind(part).shape[-1])
+            parts.append(replace(self._part(index, part, names(self._rows_name(part)), (), (), width), width=width))
+        return self._stage(lanes, prologue=prologue, prologue_outputs=published, parts=tuple(parts))
+
+    def _row_kind(self, part: PartGroup) -> TensorType:
+        """The type of the vector whose rows a part without matrices makes."""
+        last = self.graph[(*part.epilogue, *part.outputs)[-1]]
+        return self.graph[last.inputs[1]].type if last.op == "kv_append" else last.type
+
+    def _rows_name(self, part: PartGroup) -> str:
+        """What attention calls the rows."""
+        slots = {user.inputs.index(name) for name in part.outputs for user in self.graph.users(name) if user.op == "attention_partial"}
+        return ("queries", "keys", "values")[min(slots)] if slots else self.group.name
 
     def _attention(self) -> Stage:
         core = self.graph[self.group.core]
@@ -250,7 +274,7 @@ class _Drafter:
         if leaf.name not in self.consts:
             name = self.unique(const_name(node.op, slot))
             shape = tuple(int(d) for d in leaf.type.shape)
-            laned = leaf.op == "weight" and len(shape) == 2
+            laned = leaf.op == "weight" and len(shape) == 2 and node.op != "embed"
             lanes, own = (shape[0], shape[1:]) if laned else (1, shape)
             self.consts[leaf.name] = Const(name, leaf.op, (leaf.attrs["key"],), lanes, own)
         return self.consts[leaf.name].name

@@ -61,7 +61,7 @@ class Dealer:
             return [self.tile_rows * item]
         if stage.kind == "rows":
             lanes = sum(o.lanes if o.access == "rows_all_lanes" else 1 for o in stage.operands)
-            return [self.tile_rows * lanes * NUMPY_DTYPES["fp32"].itemsize]
+            return [part.arity * self.tile_rows * lanes * NUMPY_DTYPES["fp32"].itemsize for part in stage.parts]
         if stage.combine:
             return [self.tile_rows * stage.combine.splits * NUMPY_DTYPES["fp32"].itemsize]
         if stage.attention:

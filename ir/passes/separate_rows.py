@@ -67,11 +67,12 @@ class _Separation:
         stage, operand = self.stage, _operand(self.stage, op.inputs[0])
         buffer, write = self._buffer(op)
         consts = tuple(const for const in stage.consts if const.name in op.inputs)
-        part = Part(op.name, "row", (), (), (Output(op.name, "buffer", buffer.name, write), *_published(stage, op.name)))
+        outputs = (Output(op.name, "buffer", buffer.name, write), *_published(stage, op.name))
+        part = Part(op.name, "row", (), (), outputs, width=op.width)
         self.before.append(
             Stage(
                 f"{stage.name}_{op.name}", f"{stage.title}, lanes normed", "rows", op.lanes, (replace(operand, access="lane"),), consts,
-                prologue=(replace(op, scope="own"),), parts=(part,), rows_width=op.width,
+                prologue=(replace(op, scope="own"),), parts=(part,),
             )
         )  # fmt: skip
         self.stage = _reading(_without(stage, (op,)), Operand(op.name, buffer.name, write, "all_lanes", op.lanes, op.width))
@@ -89,7 +90,7 @@ class _Separation:
         rows = Stage(
             f"{stage.name}_{frontier[0].name}", f"{stage.title}, lanes brought together", "rows", frontier[0].lanes,
             tuple(replace(o, access=_ACCESS[o.access]) for o in stage.operands if o.name in read), tuple(c for c in stage.consts if c.name in read),
-            parts=(Part(frontier[0].name, "row", (), tuple(moved), tuple(outputs)),), rows_width=frontier[0].width,
+            parts=(Part(frontier[0].name, "row", (), tuple(moved), tuple(outputs), width=frontier[0].width),),
         )  # fmt: skip
         self.before.append(rows)
         rest = _without(stage, moved)

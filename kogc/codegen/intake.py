@@ -99,7 +99,7 @@ def one_lane_each(work: Sequence[Sequence[WorkerStage]]) -> bool:
 def _polled(stage: Stage) -> tuple[Operand | None, OpSpec | None]:
     """The operand that the dots' vector is, or is after a norm; (None, None) when it is anything else, or read elsewhere, too."""
     operands = {operand.name: operand for operand in stage.operands}
-    norm = next((op for op in stage.prologue if op.name == stage.vector and op.op == "rms_norm"), None)
+    norm = next((op for op in stage.prologue if op.name == stage.vector and op.op == "rms_norm" and not op.attrs.get("group")), None)
     source = operands.get(norm.inputs[0] if norm else stage.vector)
     others = [op for op in stage.prologue if op is not norm]
     if source is None or others or {source.name, stage.vector} & late_values(stage) or source.access != "lane":

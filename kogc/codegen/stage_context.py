@@ -34,7 +34,7 @@ class Prologue:
     ins_other: tuple[str, ...]
     args: tuple[str, ...]
     in_lanes: tuple[int, ...]
-    in_width: int
+    in_widths: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -231,7 +231,7 @@ def _prologue(values: StageValues, op: OpSpec, value_ops: frozenset[str]) -> Pro
     args = tuple(f"load_at<{op.width}>({pointer}, i)" for pointer in ins)
     return Prologue(
         op.op, op.attrs, op.width, op.lanes, lane, loops, op.op in value_ops, out, tuple(ins), tuple(others), args, tuple(lanes),
-        0 if values.const(data[0]) else values.width(data[0]),
+        tuple(values.const(name).shape[-1] if values.const(name) else values.width(name) for name in data),
     )  # fmt: skip
 
 

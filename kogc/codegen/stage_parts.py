@@ -26,8 +26,8 @@ class Tile:
 
 @dataclass(frozen=True)
 class Epilogue:
-    """One epilogue op on the tiles of a unit. ``cos`` and ``sin`` are the rope tables at the column's position,
-    ``operand`` the buffer value a lane reduction reads."""
+    """One epilogue op on the tiles of a unit. ``cos`` and ``sin`` are the rope tables at the column's position, ``table`` the row of
+    an embedding there, ``operand`` the buffer value a lane reduction reads."""
 
     op: str
     name: str
@@ -35,6 +35,7 @@ class Epilogue:
     tiles: tuple[Tile, ...]
     cos: str | None = None
     sin: str | None = None
+    table: str | None = None
     operand: OperandView | None = None
 
 
@@ -104,7 +105,10 @@ class _Epilogues:
         self._made[spec.name] = outs
         if spec.op == "rope":
             x, cos, sin = spec.inputs[:3]
-            return self._epilogue(spec, name, outs, (x,), cos=self._table(cos), sin=self._table(sin))
+            angles = self.part.rope["rotary_dim"] // 2
+            return self._epilogue(spec, name, outs, (x,), cos=self._table(cos, angles), sin=self._table(sin, angles))
+        if spec.op == "embed":
+            return self._epilogue(spec, name, outs, (), table=self._table(spec.inputs[1], self.width))
         if spec.op in _OVER_LANES:
             operand = self.values.operand_view(spec.inputs[0])
             if operand is None:
@@ -138,10 +142,10 @@ class _Epilogues:
         tiles = tuple(Tile(out, tuple(arg[i] for arg in args), spec.attrs) for i, out in enumerate(outs))
         return Epilogue(spec.op, name, spec.op in self.value_ops, tiles, **more)
 
-    def _table(self, name: str) -> str:
-        row = self.values.table(name, self.part.rope["rotary_dim"] // 2)
+    def _table(self, name: str, width: int) -> str:
+        row = self.values.table(name, width)
         if row is None:
-            raise RenderError(f"stage {self.values.stage.name}: rope table {name} is no constant of the stage")
+            raise RenderError(f"stage {self.values.stage.name}: position table {name} is no constant of the stage")
         return row
 
 

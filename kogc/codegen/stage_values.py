@@ -220,8 +220,8 @@ class StageValues:
     def _const(self, const: Const) -> ConstView:
         name = self.scope.name(f"const {const.name}", const.name)
         space = self.staging.consts[self.number].get(const.name) if self.staging is not None else None
-        table = const.kind == "table"
-        return ConstView(name, space and _begin(space), const.shape[-1] if table else prod(const.shape), const.lanes, table)
+        width = const.shape[-1] if const.by_position else prod(const.shape)
+        return ConstView(name, space and _begin(space), width, const.lanes, const.by_position)
 
     def _name_of(self, value: str) -> str:
         return self.scope.name(f"value {value}", value)

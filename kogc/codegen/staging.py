@@ -169,12 +169,12 @@ def _near_consts(stage: Stage, work, intake: Intake | None) -> dict[Key, Value]:
     reads no other lane's."""
     read = {name for op in stage.prologue if intake is None or op is not intake.norm for name in op.inputs}
     every_lane = {name for op in stage.prologue if op.scope == "all" for name in op.inputs}
-    rows = {const.name: const.shape[-1] for const in stage.consts if const.kind == "table"}
+    rows = {const.name: const.shape[-1] for const in stage.consts if const.by_position}
     near = {("const", name): Value(1, width, round_up(width, _ALIGN), True, False, optional=True) for name, width in rows.items()}
     if not one_lane_each(work):
         return near
     late = late_values(stage)
-    widths = {const.name: prod(const.shape) for const in stage.consts if const.name in read and const.kind == "weight" and (const.lanes == 1 or const.name not in every_lane)}
+    widths = {const.name: prod(const.shape) for const in stage.consts if const.name in read and not const.by_position and (const.lanes == 1 or const.name not in every_lane)}
     return near | {("const", name): Value(1, width, round_up(width, _ALIGN), name in late, False, optional=True) for name, width in widths.items()}
 
 

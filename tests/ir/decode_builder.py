@@ -18,7 +18,8 @@ class Model:
     """Sizes and options. Heads and ``ffn`` count all lanes; ``lanes`` 0 builds a Llama, ≥ 1 a Laneformer with a lane axis.
 
     ``windows``: layer → window. ``parallel``: attention and MLP read one norm. ``post_norm``: a Llama that norms block outputs
-    before it adds them. ``head``: replicate, lane, vocab_parallel or pre_norm_lane_agg.
+    before it adds them. ``qk_norm``: queries and keys are normed by ``head`` or as a ``whole``. ``positions``: learned ones are
+    added to the embedding and nothing turns. ``head``: replicate, lane, vocab_parallel or pre_norm_lane_agg.
     """
 
     layers: int = 3
@@ -47,6 +48,8 @@ class Model:
     gated: bool = True
     softcap: float = 0.0
     embed_scale: float = 0.0
+    qk_norm: str = ""
+    positions: bool = False
 
 
 @dataclass
@@ -92,6 +95,8 @@ class _Builder:
         x = self.op("embed", "token", self._embedding())
         if m.embed_scale:
             x = self.op("scale", x, factor=m.embed_scale)
+        if m.positions:
+            x = self.op("add", x, self.op("embed", "position", self.weight("model.wpe.weight", m.capacity, m.dim)))
         return self.op("lane_broadcast", x, lanes=m.lanes) if m.lanes else x
 
     def finish(self, x: str) -> Built:
@@ -174,9 +179,11 @@ class _Builder:
         else:
             sizes = (q_rows, kv_rows, kv_rows)
             q, k, v = (self.linear(x, f"{base}.{n}", r, m.dim, m.lanes, m.bias) for n, r in zip(names, sizes))
-        turn = {"style": m.style, "head_dim": m.head_dim, "rotary_dim": m.rotary_dim or m.head_dim}
-        q = self.op("rope", q, "cos", "sin", "position", **turn)
-        k = self.op("rope", k, "cos", "sin", "position", **turn)
+        if m.qk_norm:
+            q, k = self._normed_heads(q, f"{base}.self_attn.q_norm"), self._normed_heads(k, f"{base}.self_attn.k_norm")
+        if not m.positions:
+            turn = {"style": m.style, "head_dim": m.head_dim, "rotary_dim": m.rotary_dim or m.head_dim}
+            q, k = (self.op("rope", one, "cos", "sin", "position", **turn) for one in (q, k))
         caches = [self.op("kv_append", self._cache(layer, n), value, "position") for n, value in (("k", k), ("v", v))]
         self.appends += caches
         attended = self.op(
@@ -184,6 +191,11 @@ class _Builder:
             scale=m.head_dim**-0.5, window=m.windows.get(layer), softcap=None,
         )  # fmt: skip
         return self.linear(attended, f"{base}.{names[3]}", m.dim, q_rows, m.lanes, m.bias)
+
+    def _normed_heads(self, x: str, key: str) -> str:
+        if self.m.qk_norm == "head":
+            return self.op("rms_norm", x, self.weight(f"{key}.weight", self.m.head_dim), eps=1e-5, group=self.m.head_dim)
+        return self.op("rms_norm", x, self.weight(f"{key}.weight", *self.graph[x].type.shape[1:]), eps=1e-5)
 
     def _cache(self, layer: int, name: str) -> str:
         m = self.m
@@ -288,10 +300,21 @@ class Graphs:
         return make.finish(attended)
 
     @staticmethod
-    def embedded_position() -> Built:
+    def normed_position() -> Built:
         make = _Builder(Model(), 0)
+        make.start()
+        return make.finish(make.norm(make.op("embed", "position", make.weight("places", 24, make.m.dim)), "norm", laned=False))
+
+    @staticmethod
+    def turned_twice() -> Built:
+        make = _Builder(Model(heads=2, kv_heads=2, head_dim=8, qk_norm="head"), 0)
         x = make.start()
-        return make.finish(make.op("add", x, make.op("embed", "position", make.weight("places", 24, make.m.dim))))
+        turn = {"style": "half", "head_dim": 8, "rotary_dim": 8}
+        k = make._normed_heads(make.linear(x, "k_proj", 16, make.m.dim), "k_norm")
+        for _ in range(2):
+            k = make.op("rope", k, "cos", "sin", "position", **turn)
+        make.appends.append(make.op("kv_append", make._cache(0, "k"), k, "position"))
+        return make.finish(x)
 
     @staticmethod
     def normed_logits() -> Built:

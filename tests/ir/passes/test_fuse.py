@@ -132,6 +132,41 @@ def test_an_epilogue_reads_its_rows_of_a_value_its_own_prologue_made():
     assert_levels_agree(built)
 
 
+# ── rows of vectors that were made before ──
+
+
+@pytest.mark.parametrize("qk_norm", ["head", "whole"])
+def test_normed_queries_and_keys_share_a_stage_before_attention(qk_norm):
+    plan = fuse(llama(qk_norm=qk_norm).graph)
+    names = [s.name for s in plan.stages[1:4]]
+    assert names == ["self_attn_q_k_v_proj", "self_attn_q_k_norm", "self_attn_attend"]
+    qkv, rows, _ = plan.stages[1:4]
+    assert [ops(plan, part.epilogue) for part in qkv.parts] == [[], [], ["kv_append"]]
+    assert (rows.kind, ops(plan, rows.prologue)) == ("rows", ["rms_norm", "rms_norm"])
+    assert [ops(plan, part.epilogue) for part in rows.parts] == [["rope", "kv_append"], ["rope"]]
+    assert [ops(plan, part.outputs) for part in rows.parts] == [["kv_append"], ["rope"]]
+
+
+def test_what_is_only_normed_is_handed_on_by_its_part():
+    plan = fuse(llama(qk_norm="head", positions=True).graph)
+    rows = plan.stages[2]
+    assert rows.prologue_outputs == ()
+    assert [ops(plan, part.epilogue) for part in rows.parts] == [["kv_append"], []]
+    assert [ops(plan, part.outputs) for part in rows.parts] == [["kv_append"], ["rms_norm"]]
+
+
+def test_one_normed_vector_is_enough_for_a_stage():
+    for normed in ("normed_query", "normed_key"):
+        built = getattr(Graphs, normed)()
+        assert [s.kind for s in fuse(built.graph).stages] == ["embed", "matvec", "rows", "attention", "matvec", "sample"]
+        assert_levels_agree(built, step_tokens=3, splits=2)
+
+
+def test_learned_positions_are_added_where_the_token_is_looked_up():
+    plan = fuse(llama(positions=True).graph)
+    assert ops(plan, plan.stages[0].parts[0].epilogue) == ["embed", "add"]
+
+
 # ── meaning ──
 
 
@@ -188,9 +223,8 @@ def test_a_plan_computes_every_node_once():
 @pytest.mark.parametrize(
     ("graph", "message"),
     [
-        (Graphs.normed_query, r"attention_partial.*not supported yet: its query rope_\w+ \(rope\) needs whole vectors.*model.py"),
-        (Graphs.normed_key, r"kv_append.*not supported yet: rope_\w+ \(rope\) needs whole vectors.*model.py"),
-        (Graphs.embedded_position, r"embed_\w+ \(embed\) is not supported yet: only rows of the current token.*model.py"),
+        (Graphs.turned_twice, r"rope_\w+ \(rope\) is not supported yet: a vector is turned twice.*model.py"),
+        (Graphs.normed_position, r"embed_\w+ \(embed\) is not supported yet: rows by position can only be added.*model.py"),
         (Graphs.normed_logits, r"sample.*not supported yet: logits rms_norm_\w+ .*model.py"),
     ],
 )

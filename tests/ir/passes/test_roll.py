@@ -212,13 +212,17 @@ def test_blocks_without_communication(attention, mlp):
         {"fused_qkv": True, "parallel": True},
         {"layers": 1},
         {"post_norm": True, "layers": 4},
+        {"qk_norm": "head", "bias": True, "windows": {1: 3}, "rotary_dim": 4},
+        {"qk_norm": "whole", "style": "interleaved", "post_norm": True},
+        {"qk_norm": "head", "positions": True},
+        {"positions": True, "embed_scale": 2.0},
     ],
 )
 def test_llama_options(options):
     assert_levels_agree(llama(**options), step_tokens=3, splits=2)
 
 
-@pytest.mark.parametrize("options", [{"lanes": 1, "early": True}, {"lanes": 3, "heads": 6, "kv_heads": 3, "ffn": 21}, {"parallel": True}])
+@pytest.mark.parametrize("options", [{"lanes": 1, "early": True}, {"lanes": 3, "heads": 6, "kv_heads": 3, "ffn": 21}, {"parallel": True}, {"qk_norm": "head"}, {"qk_norm": "whole"}])
 def test_laneformer_shapes(options):
     assert_levels_agree(laneformer(bias=True, **options))
 
@@ -252,6 +256,7 @@ def test_random_models(data):
         rotary_dim=draw(st.sampled_from([head_dim, 4]), "rotary"), style=draw(st.sampled_from(["half", "interleaved"]), "style"),
         bias=draw(st.booleans(), "bias"), gated=draw(st.booleans(), "gated"), parallel=draw(st.booleans(), "parallel"), post_norm=draw(st.booleans(), "post norm"),
         tied=draw(st.booleans(), "tied"), fused_qkv=draw(st.booleans(), "fused"),
+        qk_norm=draw(st.sampled_from(["", "", "head", "whole"]), "qk norm"), positions=draw(st.booleans(), "positions"),
     )  # fmt: skip
     assert_levels_agree(build(model), step_tokens=draw(st.integers(1, 4), "step"), splits=draw(st.integers(1, 3), "splits"))
 

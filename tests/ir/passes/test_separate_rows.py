@@ -66,7 +66,7 @@ def test_a_sum_that_was_published_keeps_its_place():
     after = separate_rows(before, 0)
     assert [stage.name for stage in after.segments[1].stages] == ["qkv_0", "attention_0", "o_0", "gate_up_0_x_new", "gate_up_0", "m_0"]
     rows, reader = named(after, "gate_up_0_x_new"), named(after, "gate_up_0")
-    assert (rows.kind, rows.lanes, rows.rows_width, rows.prologue) == ("rows", 2, 24, ())
+    assert (rows.kind, rows.lanes, rows.parts[0].rows, rows.prologue) == ("rows", 2, 24, ())
     assert rows.title == "gate and up projections, lanes brought together"
     assert [(o.name, o.access) for o in rows.operands] == [("x", "rows"), ("o", "rows_all_lanes")]
     assert [op.name for op in rows.parts[0].epilogue] == ["o_sum", "x_new"]

@@ -1,6 +1,5 @@
 """Models that are no decoder steps for us: every error names the op, the reason and the user's line."""
 
-import math
 
 import pytest
 import torch
@@ -270,13 +269,3 @@ def test_the_plain_step_is_fine():
 def test_one_traced_token_is_refused():
     with pytest.raises(UnrecognizedOp, match="at least 2 tokens"):
         recognize(trace(Step().double().eval(), tokens=1))
-
-
-class QKNorm(Step):
-    def turn(self, x, position):
-        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * self.vector[:SIZE] * math.sqrt(1.0)
-
-
-def test_norms_per_head_say_so():
-    with pytest.raises(UnrecognizedOp, match="QK-norm"):
-        recognize(trace(QKNorm().double().eval()))

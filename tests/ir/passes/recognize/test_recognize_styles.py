@@ -18,9 +18,11 @@ from decoder_styles import (
     Gemma3,
     GptFast,
     GroupedEinsum,
+    HeadByHead,
     HuggingFace,
     MatmulWeights,
     Olmo2,
+    QKNorm,
     QueryChunks,
     RMSNorm,
     SlicedPairs,
@@ -92,6 +94,22 @@ def test_norms_over_all_heads(recognized, ops):
     graph = recognized(decoder(Olmo2))
     assert ops(graph)["rms_norm"] == 9
     assert {graph[n.inputs[0]].op for n in graph if n.op == "rope"} == {"rms_norm"}
+
+
+def test_norms_per_head(recognized, ops):
+    graph = recognized(decoder(QKNorm))
+    assert ops(graph)["rms_norm"] == 9
+    assert {graph[n.inputs[0]].attrs["group"] for n in graph if n.op == "rope"} == {SIZE}
+    assert {graph[graph[n.inputs[0]].inputs[1]].type.shape for n in graph if n.op == "rope"} == {(SIZE,)}
+
+
+def test_queries_keys_and_values_side_by_side_in_every_head(recognized):
+    graph = recognized(decoder(HeadByHead))
+    linears = [n for n in graph if n.op == "linear" and ".attention.qkv" in n.inputs[1]]
+    assert len(linears) == 6 and all(len(n.inputs) == 3 and n.type.shape == ("T", HEADS * SIZE) for n in linears)
+    weights = {graph[n.inputs[1]].attrs["groups"] for n in linears}
+    assert weights == {(-2, part * SIZE, SIZE, 3 * SIZE, HEADS) for part in range(3)}
+    assert {graph[n.inputs[2]].attrs["groups"][0] for n in linears} == {-1}
 
 
 def test_two_thetas_make_two_pairs_of_tables(recognized):
