@@ -32,6 +32,8 @@ def load_folder(folder: Path, *, max_context: int | None = None) -> ModelInput:
     config = _json(folder / "config.json")
     module, context, expected = _module(folder, config, max_context)
     weights = SafetensorsWeights(_shards(folder))
+    if hasattr(module, "stored_names"):
+        weights.rename(module.stored_names(weights.keys(), str(folder)))
     tied = ("lm_head.weight",) if config.get("tie_word_embeddings") else ()
     check_weights(expected, weights.shapes, str(folder), tied)
     tokenizer = folder / "tokenizer.json"
@@ -84,6 +86,7 @@ class SafetensorsWeights:
         self.shapes: dict[str, tuple[int, ...]] = {}
         self._dtypes: dict[str, str] = {}
         self._home: dict[str, Any] = {}
+        self._stored: dict[str, str] = {}
         for path in self.files:
             self._open(path)
 
@@ -95,7 +98,7 @@ class SafetensorsWeights:
                     raise FrontendError(f"{path}: tensor {name} is in another file of the folder, too")
                 part = file.get_slice(name)
                 self.shapes[name], self._dtypes[name] = tuple(part.get_shape()), part.get_dtype()
-                self._home[name] = file
+                self._home[name], self._stored[name] = file, name
         except (SafetensorError, OSError) as error:
             raise FrontendError(f"{path} is missing, truncated or damaged: {first_line(error)}") from error
 
@@ -103,7 +106,14 @@ class SafetensorsWeights:
         return self._home.keys()
 
     def get(self, key: str) -> np.ndarray:
-        return to_numpy(self._home[key].get_tensor(key))
+        return to_numpy(self._home[key].get_tensor(self._stored[key]))
+
+    def rename(self, names: Mapping[str, str]) -> None:
+        """From now on tensors are called as in ``names``, new name → name so far; those that it leaves out are gone."""
+        for kept in (self.shapes, self._dtypes, self._home, self._stored):
+            held = dict(kept)
+            kept.clear()
+            kept.update({name: held[key] for name, key in names.items()})
 
     def dtype(self, key: str) -> torch.dtype | str:
         """Stored type; the file's own name for one that PyTorch weights do not have here."""

@@ -2,49 +2,61 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import torch
-import transformers
 from torch import Tensor, nn
-from transformers.cache_utils import StaticCache, StaticLayer
+from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers.cache_utils import Cache, DynamicLayer, StaticLayer
 
 from kogc.frontend.errors import FrontendError, first_line
+from kogc.frontend.placeholders import ready_to_trace
+from kogc.frontend.quiet import quiet_torch
+from kogc.frontend.transformers_build import build
+from kogc.frontend.transformers_names import stored_names
+
+#: Shapes of one layer's keys and values, both [1, KV, capacity, head_dim].
+CacheShapes = tuple[tuple[int, ...], tuple[int, ...]]
 
 
-def transformers_module(folder: Path, max_context: int | None) -> tuple[nn.Module, int, dict[str, tuple[int, ...]]]:
+def transformers_module(folder: Path, max_context: int | None) -> tuple[TransformersStep, int, dict[str, tuple[int, ...]]]:
     """The model of ``folder``, parameters and caches on the meta device; its context; its tensors' shapes by name.
 
     Runs no code from the folder.
 
     Raises:
-        FrontendError: Transformers does not know the model, or it keeps state that this step cannot hold.
+        FrontendError: Transformers has no causal language model for the folder, or it keeps state that this step cannot hold.
     """
-    try:
-        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True).get_text_config(decoder=True)
-        with torch.device("meta"):
-            model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa")
-    except Exception as error:  # whatever the configuration makes Transformers raise
-        raise FrontendError(f"{folder}: Transformers cannot build the model: {first_line(error)}") from error
-    own = config.max_position_embeddings
+    model = build(folder)
+    own = model.config.max_position_embeddings
     context = own if max_context is None else max_context
     if not 1 <= context <= own:
         raise FrontendError(f"{folder}: a context of {context} was asked for, the model has {own} positions")
-    _fill_tables(model, folder)
-    step = TransformersStep(model.eval(), context)
+    step = TransformersStep(model, cache_shapes(model, context, str(folder)))
     return step, context, {name: tuple(tensor.shape) for name, tensor in step.named_parameters()}
 
 
-def _fill_tables(model: nn.Module, folder: Path) -> None:
-    """RoPE frequencies get values: they follow from the configuration and are in no file."""
-    for name, part in model.named_modules():
-        own = [buffer for buffer in part.buffers(recurse=False) if buffer.is_meta]
-        if not own:
-            continue
-        try:
-            part._buffers.update(type(part)(config=part.config)._buffers)
-        except (AttributeError, TypeError) as error:
-            raise FrontendError(f"{folder}: {name} ({type(part).__name__}) keeps tables that cannot be made anew") from error
+def cache_shapes(model: nn.Module, capacity: int, where: str) -> list[CacheShapes]:
+    """What every layer caches, learnt by running the model on two tokens whose values nobody computes.
+
+    Raises FrontendError, beginning with ``where``, for a model that does not run with a cache of keys and values alone.
+    """
+    cache = Cache(layer_class_to_replicate=DynamicLayer)
+    try:
+        with torch.no_grad(), quiet_torch(), ready_to_trace(model), FakeTensorMode(allow_non_fake_inputs=True):
+            model(input_ids=torch.zeros(1, 2, dtype=torch.int64), use_cache=True, **{_cache_argument(model): cache})
+    except Exception as error:  # whatever the model's own code raises
+        raise FrontendError(f"{where}: {type(model).__name__} does not run with a cache of keys and values: {first_line(error)}") from error
+    if not cache.layers:
+        raise FrontendError(f"{where}: {type(model).__name__} caches no keys and values")
+    return [tuple((1, kind.shape[1], capacity, kind.shape[3]) for kind in (layer.keys, layer.values)) for layer in cache.layers]
+
+
+def _cache_argument(model: nn.Module) -> str:
+    """Transformers renames this argument of ``forward``."""
+    return next((name for name in ("cache", "past_key_values") if name in inspect.signature(model.forward).parameters), "past_key_values")
 
 
 class TransformersStep(nn.Module):
@@ -54,33 +66,43 @@ class TransformersStep(nn.Module):
     ``cache_keys_i``, ``cache_values_i`` [1, KV, capacity, head_dim], for windowed layers too: their mask is in the model.
     """
 
-    def __init__(self, model: nn.Module, capacity: int) -> None:
+    def __init__(self, model: nn.Module, caches: Sequence[CacheShapes]) -> None:
         super().__init__()
         for name, child in model.named_children():
             self.add_module(name, child)
         self._model = (model,)  # in a tuple, so that its parameters are not registered a second time
-        config = model.config
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        shape = (1, config.num_key_value_heads, capacity, head_dim)
-        self._layers = config.num_hidden_layers
-        self._capacity = capacity
-        for layer in range(self._layers):
-            for kind in ("keys", "values"):
+        self._layers = len(caches)
+        for layer, shapes in enumerate(caches):
+            for kind, shape in zip(("keys", "values"), shapes, strict=True):
                 self.register_buffer(f"cache_{kind}_{layer}", torch.empty(shape, device="meta"), persistent=False)
 
-    def forward(self, token: Tensor, position: Tensor) -> Tensor:
-        """Logits [T, V]; ``position`` counts up from its first value."""
-        (model,) = self._model
-        cache = StaticCache(model.config, max_cache_len=self._capacity)
-        cache.layers = [self._layer(layer, position) for layer in range(self._layers)]
-        logits = model(input_ids=token[None], position_ids=position[None], past_key_values=cache, use_cache=True).logits
-        return logits[0]
+    def stored_names(self, stored: Iterable[str], where: str) -> Mapping[str, str]:
+        """Parameter name → name in the model's files; see ``transformers_names.stored_names``."""
+        return stored_names(self._model[0], stored, where)
 
-    def _layer(self, index: int, position: Tensor) -> StaticLayer:
-        layer = StaticLayer(self._capacity)
-        layer.keys, layer.values = self.get_buffer(f"cache_keys_{index}"), self.get_buffer(f"cache_values_{index}")
-        layer.dtype, layer.device, layer.is_initialized = layer.keys.dtype, layer.keys.device, True
-        _, layer.num_heads, _, layer.k_head_dim = layer.keys.shape
-        layer.v_head_dim = layer.k_head_dim
-        layer.cumulative_length = position[0].clone()  # the layer counts on, in place
-        return layer
+    def forward(self, token: Tensor, position: Tensor) -> Tensor:
+        """Logits [T, V] of tokens at ``position``."""
+        (model,) = self._model
+        layers = [_PlacedLayer(*(self.get_buffer(f"cache_{kind}_{i}") for kind in ("keys", "values")), position) for i in range(self._layers)]
+        cache = {_cache_argument(model): Cache(layers=layers)}
+        return model(input_ids=token[None], position_ids=position[None], use_cache=True, **cache).logits[0]
+
+
+class _PlacedLayer(StaticLayer):
+    """A cache layer over given buffers that is written at each token's own position instead of counting tokens."""
+
+    def __init__(self, keys: Tensor, values: Tensor, position: Tensor) -> None:
+        super().__init__(keys.shape[-2])
+        self.keys, self.values, self.position = keys, values, position
+        self.dtype, self.device, self.is_initialized = keys.dtype, keys.device, True
+        _, self.num_heads, _, self.k_head_dim = keys.shape
+        self.v_head_dim = values.shape[-1]
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
+        self.keys.index_copy_(2, self.position, key_states)
+        self.values.index_copy_(2, self.position, value_states)
+        return self.keys, self.values
+
+    def get_seq_length(self) -> Tensor:
+        """[T]: what Transformers adds to 0, 1, 2 … to get the position of every token."""
+        return self.position - torch.arange(self.position.shape[0], device=self.position.device)

@@ -1,0 +1,78 @@
+"""A model of Hugging Face Transformers without values for its parameters."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from kogc.frontend.errors import FrontendError, first_line
+
+#: Ways to compute attention, the first that the model has: one op is easier to recognise than many.
+_ATTENTION = ("sdpa", "eager")
+
+
+def build(folder: Path) -> nn.Module:
+    """The causal language model that ``folder``'s configuration describes, in evaluation mode and fp32.
+
+    Parameters are on the meta device. Buffers (RoPE frequencies, say) have values: they follow from the configuration and
+    are in no file. Runs no code from the folder.
+
+    Raises:
+        FrontendError: Transformers does not know the model, or it is no decoder.
+    """
+    config = _config(folder)
+    if getattr(config, "is_encoder_decoder", False):
+        raise FrontendError(f"{folder}: {config.model_type} is an encoder-decoder; kogc compiles decoders, which read their own tokens alone")
+    if type(config) not in transformers.AutoModelForCausalLM._model_mapping:
+        raise FrontendError(f"{folder}: Transformers has no causal language model of type {config.model_type}")
+    model = _built(config, str(folder))
+    _drop_values(model)
+    left = next((name for name, buffer in model.named_buffers() if buffer.is_meta), None)
+    if left is not None:
+        raise FrontendError(f"{folder}: {left} is a table that {type(model).__name__} leaves without values")
+    return model.eval()
+
+
+def _config(folder: Path) -> Any:
+    try:
+        # False and not its default None, which asks on the terminal.
+        whole = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        return whole.get_text_config(decoder=True)
+    except Exception as error:  # whatever the configuration makes Transformers raise
+        raise FrontendError(f"{folder}: Transformers cannot read the configuration: {first_line(error)}") from error
+
+
+def _built(config: Any, where: str) -> nn.Module:
+    for attention in _ATTENTION:
+        try:
+            with _ValuesLater():
+                return transformers.AutoModelForCausalLM.from_config(
+                    config, dtype=torch.float32, attn_implementation=attention, trust_remote_code=False
+                )
+        except Exception as error:  # whatever the configuration makes Transformers raise
+            problem = error
+    raise FrontendError(f"{where}: Transformers cannot build the model: {first_line(problem)}") from problem
+
+
+class _ValuesLater(TorchFunctionMode):
+    """``torch.empty`` gives meta tensors: what is made without a value is a parameter that a file has the value for."""
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func is torch.empty:
+            kwargs["device"] = "meta"
+        return func(*args, **kwargs)
+
+
+def _drop_values(model: nn.Module) -> None:
+    """Parameters made with a value, such as norm scales of 1, go to the meta device; tied ones stay tied."""
+    made: dict[int, nn.Parameter] = {}
+    for part in model.modules():
+        for name, parameter in part._parameters.items():
+            if parameter is not None and not parameter.is_meta:
+                part._parameters[name] = made.setdefault(id(parameter), nn.Parameter(parameter.to("meta"), requires_grad=False))

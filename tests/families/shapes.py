@@ -1,0 +1,125 @@
+"""Small shapes of the model families of Hugging Face Transformers: two of each, the second with odd numbers of heads and features."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+#: Positions the models have, and those they are compiled for.
+POSITIONS, CONTEXT = 64, 40
+
+_LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A configuration class of Transformers and its fields; ``what`` says what is special about the shape. ``refused``: the op
+    and the reason in the message with which it is not recognised."""
+
+    family: str
+    config: str
+    what: str
+    fields: dict[str, Any] = field(default_factory=dict)
+    refused: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.family}: {self.what}"
+
+
+def _even(**more: Any) -> dict[str, Any]:
+    """Two query heads to a key/value head, head size 8."""
+    return {
+        "vocab_size": 96, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "max_position_embeddings": POSITIONS, "pad_token_id": None, **more,
+    }  # fmt: skip
+
+
+def _odd(head_dim: int | None = 10, **more: Any) -> dict[str, Any]:
+    """Three query heads to a key/value head, head size 10 unless the family takes it from the hidden size: then 12."""
+    sizes = {"head_dim": head_dim} if head_dim else {}
+    width = 42 if head_dim else 72
+    return {
+        "vocab_size": 101, "hidden_size": width, "intermediate_size": 52, "num_hidden_layers": 3, "num_attention_heads": 6,
+        "num_key_value_heads": 2, "max_position_embeddings": POSITIONS, "pad_token_id": None, **sizes, **more,
+    }  # fmt: skip
+
+
+def _gpt2(**more: Any) -> dict[str, Any]:
+    return {"n_positions": POSITIONS, "pad_token_id": None, "bos_token_id": 0, "eos_token_id": 1, **more}
+
+
+def _neox(width: int, heads: int, rotary: float, **more: Any) -> dict[str, Any]:
+    return {
+        "vocab_size": 96, "hidden_size": width, "intermediate_size": 60, "num_hidden_layers": 2, "num_attention_heads": heads,
+        "max_position_embeddings": POSITIONS, "rope_parameters": _rope(partial_rotary_factor=rotary), **more,
+    }  # fmt: skip
+
+
+def _rope(**more: Any) -> dict[str, Any]:
+    return {"rope_type": "default", "rope_theta": 500.0, **more}
+
+
+_ALTERNATING = ["sliding_attention", "full_attention"]
+_SANDWICH = {"query_pre_attn_scalar": 13, "sliding_window": 7}
+
+SHAPES = (
+    Shape("llama", "LlamaConfig", "Llama 2", _even()),
+    Shape("llama", "LlamaConfig", "Llama 3 RoPE scaling, tied", _odd(rope_parameters=_LLAMA3, tie_word_embeddings=True)),
+    Shape("mistral", "MistralConfig", "sliding window", _even(sliding_window=9)),
+    Shape("mistral", "MistralConfig", "no window", _odd(sliding_window=None)),
+    Shape("qwen2", "Qwen2Config", "QKV bias", _even()),
+    Shape("qwen2", "Qwen2Config", "QKV bias, tied", _odd(None, tie_word_embeddings=True)),
+    Shape("qwen3", "Qwen3Config", "QK-norm", _even(head_dim=8)),
+    Shape("qwen3", "Qwen3Config", "QK-norm, tied", _odd(tie_word_embeddings=True)),
+    Shape("smollm3", "SmolLM3Config", "every second layer without RoPE", _even(no_rope_layer_interval=2, eos_token_id=1, bos_token_id=0)),
+    Shape("smollm3", "SmolLM3Config", "layers without RoPE, windows", _odd(
+        None, no_rope_layers=[1, 0, 1], use_sliding_window=True, sliding_window=7, eos_token_id=1, bos_token_id=0,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+    )),
+    Shape("phi3", "Phi3Config", "fused QKV and gate/up", _even(eos_token_id=1)),
+    Shape("phi3", "Phi3Config", "partial rotary, window", _odd(
+        None, eos_token_id=1, rope_parameters=_rope(partial_rotary_factor=0.5), sliding_window=11
+    )),
+    Shape("gemma2", "Gemma2Config", "soft-caps, alternating windows", _even(head_dim=8, layer_types=_ALTERNATING, **_SANDWICH)),
+    Shape("gemma2", "Gemma2Config", "soft-caps that bite", _odd(
+        layer_types=[*_ALTERNATING, "sliding_attention"], attn_logit_softcapping=1.5, final_logit_softcapping=2.0, **_SANDWICH
+    )),
+    Shape("gemma3", "Gemma3TextConfig", "QK-norm, local and global RoPE", _even(head_dim=8, layer_types=_ALTERNATING, **_SANDWICH)),
+    Shape("gemma3", "Gemma3TextConfig", "linear RoPE scaling", _odd(
+        layer_types=[*_ALTERNATING, "sliding_attention"], **_SANDWICH,
+        rope_parameters={"full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 900.0}, "sliding_attention": _rope()},
+    )),
+    Shape("olmo2", "Olmo2Config", "post-norms, QK-norm over the whole width", _even(eos_token_id=1)),
+    Shape("olmo2", "Olmo2Config", "the same, grouped queries", _odd(None, eos_token_id=1)),
+    Shape("granite", "GraniteConfig", "multipliers", _even(
+        embedding_multiplier=3.0, logits_scaling=4.0, residual_multiplier=0.3, attention_multiplier=0.2
+    )),
+    Shape("granite", "GraniteConfig", "multipliers, biases, tied", _odd(
+        None, embedding_multiplier=12.0, logits_scaling=8.0, residual_multiplier=0.22, attention_multiplier=0.1, tie_word_embeddings=True,
+        attention_bias=True, mlp_bias=True,
+    )),
+    Shape("starcoder2", "Starcoder2Config", "LayerNorm, GELU, biases", _even(bos_token_id=0, eos_token_id=1)),
+    Shape("starcoder2", "Starcoder2Config", "LayerNorm without biases, window", _odd(
+        None, bos_token_id=0, eos_token_id=1, use_bias=False, sliding_window=9
+    )),
+    Shape("gpt2", "GPT2Config", "learned positions, Conv1D", _gpt2(vocab_size=96, n_embd=32, n_layer=2, n_head=4)),
+    Shape("gpt2", "GPT2Config", "scores by layer index", _gpt2(
+        vocab_size=101, n_embd=45, n_layer=3, n_head=5, n_inner=52, scale_attn_by_inverse_layer_idx=True, activation_function="relu"
+    )),
+    Shape("gpt_neox", "GPTNeoXConfig", "parallel blocks, partial rotary", _neox(32, 4, 0.5)),
+    Shape("gpt_neox", "GPTNeoXConfig", "blocks in sequence", _neox(60, 5, 0.5, use_parallel_residual=False, attention_bias=False)),
+    Shape("stablelm", "StableLmConfig", "partial rotary, QKV bias", _even(use_qkv_bias=True, rope_parameters=_rope(partial_rotary_factor=0.25))),
+    Shape("stablelm", "StableLmConfig", "parallel blocks", _odd(
+        None, use_parallel_residual=True, rope_parameters=_rope(partial_rotary_factor=0.5)
+    )),
+)  # fmt: skip
+
+REFUSED = (
+    Shape(
+        "stablelm", "StableLmConfig", "LayerNorm of its own for every head", _even(qk_layernorm=True),
+        refused=r"aten\.cat .*an activation of different origin are put together",
+    ),
+)  # fmt: skip

@@ -1,0 +1,50 @@
+"""Every model family of Transformers that docs/models.md lists: the kernel computes what Transformers computes."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from against_torch import assert_close, assert_greedy, compile_quickly, generated, random_ids
+from random_model import random_model
+from shapes import CONTEXT, REFUSED, SHAPES, Shape
+
+from kogc.frontend import huggingface
+from kogc.frontend.trace import trace
+from kogc.ir.passes.recognize import UnrecognizedOp, recognize
+
+pytestmark = pytest.mark.compiler
+
+POSITIONS = 32
+
+
+@pytest.fixture(autouse=True)
+def _no_modules_of_our_own(monkeypatch):
+    """All families through the code of Transformers, Llama too."""
+    monkeypatch.setattr(huggingface, "MODEL_TYPES", {})
+
+
+def logits_of(model: torch.nn.Module, ids: list[int]):
+    """The model's own logits [T, V] of all positions at once, without any cache."""
+    with torch.no_grad():
+        return model(input_ids=torch.tensor([ids]), use_cache=False).logits[0].numpy()
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_the_kernel_computes_what_transformers_computes(shape: Shape, tmp_path: Path):
+    model = random_model(shape)
+    model.save_pretrained(tmp_path / "model")
+    artifact = compile_quickly(tmp_path / "model", tmp_path, dtype="fp32", max_context=CONTEXT)
+    ids = random_ids(model.config.vocab_size, POSITIONS)
+    with artifact.engine() as engine:
+        assert_close(engine.logits(ids), logits_of(model, ids), "fp32")
+        tokens = generated(engine, ids[:6], 24)
+        assert_greedy(tokens, logits_of(model, ids[:6] + tokens[:-1])[5:], "fp32")
+
+
+@pytest.mark.parametrize("shape", REFUSED, ids=str)
+def test_what_is_not_recognised_names_op_and_line(shape: Shape, tmp_path: Path):
+    random_model(shape).save_pretrained(tmp_path)
+    loaded = huggingface.load_folder(tmp_path, max_context=CONTEXT)
+    with pytest.raises(UnrecognizedOp, match=shape.refused) as caught:
+        recognize(trace(loaded.module))
+    assert "\n" not in str(caught.value) and "modeling_" in str(caught.value)
