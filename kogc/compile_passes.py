@@ -13,6 +13,7 @@ from kogc.frontend.errors import FrontendError
 from kogc.frontend.model_input import ModelInput
 from kogc.frontend.trace import trace
 from kogc.ir.graph import Graph, Node
+from kogc.ir.ops import has_op
 from kogc.ir.passes.fuse import fuse
 from kogc.ir.passes.partition import partition
 from kogc.ir.passes.prove import prove, sampled_steps, settle_slots
@@ -109,7 +110,9 @@ def _context(model: ModelInput, graph: Graph) -> int:
 def decode_graph(model: ModelInput, dump: Dump, tell: Progress) -> Graph:
     """Trace ``model`` and recognise its decode ops."""
     tell("tracing", 0, 0)
-    traced = verify(trace(model.module, model.context, name=model.name))
+    traced = trace(model.module, model.context, name=model.name)
+    if all(has_op(node.op) for node in traced):  # the recogniser has more to say about an op that nobody knows
+        verify(traced)
     dump("trace", traced)
     tell("recognising", 0, 0)
     graph = verify(recognize(traced))

@@ -33,7 +33,8 @@ def load_folder(folder: Path, *, max_context: int | None = None) -> ModelInput:
     module, context, expected = _module(folder, config, max_context)
     weights = SafetensorsWeights(_shards(folder))
     if hasattr(module, "stored_names"):
-        weights.rename(module.stored_names(weights.keys(), str(folder)))
+        found = module.stored_names(weights.keys())
+        weights.rename(found.names, {name: (key, expected[name]) for name, key in found.pieces.items() if name in expected})
     tied = ("lm_head.weight",) if config.get("tie_word_embeddings") else ()
     check_weights(expected, weights.shapes, str(folder), tied)
     tokenizer = folder / "tokenizer.json"
@@ -87,6 +88,7 @@ class SafetensorsWeights:
         self._dtypes: dict[str, str] = {}
         self._home: dict[str, Any] = {}
         self._stored: dict[str, str] = {}
+        self._pieces: Mapping[str, str] = {}
         for path in self.files:
             self._open(path)
 
@@ -106,14 +108,20 @@ class SafetensorsWeights:
         return self._home.keys()
 
     def get(self, key: str) -> np.ndarray:
+        """The values. Raises FrontendError for a tensor that is stored in pieces."""
+        if key in self._pieces:
+            raise FrontendError(f"tensor {self._pieces[key]} is a piece of {key}; kogc reads tensors as they are stored")
         return to_numpy(self._home[key].get_tensor(self._stored[key]))
 
-    def rename(self, names: Mapping[str, str]) -> None:
-        """From now on tensors are called as in ``names``, new name → name so far; those that it leaves out are gone."""
+    def rename(self, names: Mapping[str, str], pieces: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
+        """From now on tensors are called as in ``names``, new name → name so far; those that it leaves out are gone. ``pieces``:
+        new names of tensors that are stored in pieces → one of these, and the shape of the whole."""
+        self._pieces = {name: key for name, (key, _) in pieces.items()}
         for kept in (self.shapes, self._dtypes, self._home, self._stored):
             held = dict(kept)
             kept.clear()
-            kept.update({name: held[key] for name, key in names.items()})
+            kept.update({name: held[key] for name, key in {**names, **self._pieces}.items()})
+        self.shapes |= {name: shape for name, (_, shape) in pieces.items()}
 
     def dtype(self, key: str) -> torch.dtype | str:
         """Stored type; the file's own name for one that PyTorch weights do not have here."""

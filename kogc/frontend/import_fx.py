@@ -173,6 +173,10 @@ class FxImporter:
     def _write(self, node: fx.Node, op: str) -> None:
         target = self._values[node.args[0]]
         storage = target.storage
+        if op == "aten.copy_" and self._is_scratch(target):
+            self._overwrite(node, storage)
+            self._values[node] = target
+            return
         if storage.leaf not in ("", "cache"):
             raise FrontendError(f"{self.graph.name} writes its {storage.leaf} {storage.key} in place{_at(node)}; only KV caches may be written")
         new = self._add(node, op.removesuffix("_"))
@@ -181,6 +185,21 @@ class FxImporter:
             new = self._put_back(target.views[depth], self.graph[whole], new)
         storage.node, storage.version = new.name, storage.version + 1
         self._values[node] = target
+
+    def _is_scratch(self, target: _Value) -> bool:
+        """Whether ``target`` is a whole buffer that nobody has read yet: what it held before the step does not matter."""
+        return target.storage.leaf == "cache" and not target.views and not self.graph.users(target.storage.node)
+
+    def _overwrite(self, node: fx.Node, storage: _Storage) -> None:
+        """The buffer becomes what is copied into it, and is no state any more."""
+        kind = self.graph[storage.node].type
+        name, source, module = self.read(node.args[1]), _source(node), _module_path(node)
+        for op, args in (("aten.to", (Ref(0), kind.dtype)), ("aten.expand", (Ref(0), kind.shape))):
+            shape = kind.shape if op == "aten.expand" else self.graph[name].type.shape
+            attrs = {"args": args, "kwargs": {}}
+            name = self.graph.add(Node(self._fresh(node.name), op, (name,), TensorType(shape, kind.dtype), attrs, source, module)).name
+        self._caches.remove(storage)
+        storage.node, storage.leaf, storage.version = name, "", storage.version + 1
 
     def _put_back(self, view: Node, whole: Node, part: Node) -> Node:
         """The contents of ``whole`` after ``part``, a new value of its view ``view``, was written."""
@@ -281,14 +300,19 @@ def _writes_first(node: fx.Node) -> bool:
 def _viewed(node: fx.Node) -> fx.Node | None:
     """The operand whose memory the result shares, or None when the result is its own."""
     if node.target is operator.getitem:
-        return node.args[0]
-    schema = getattr(node.target, "_schema", None)
-    if schema is None or not any(result.alias_info for result in schema.returns):
+        return node.args[0] if _may_view(node.args[0]) else None
+    if not _may_view(node):
         return None
     source = node.args[0]
     shown, seen = (_first(n.meta["val"]).untyped_storage()._cdata for n in (node, source))
     # `to`, `contiguous` and `reshape` may be views by their schema and copies in fact.
     return source if shown == seen else None
+
+
+def _may_view(node: fx.Node) -> bool:
+    """Whether results of ``node`` may share an operand's memory, by its schema."""
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and any(result.alias_info for result in schema.returns)
 
 
 def _written_inputs(module: fx.GraphModule) -> set[fx.Node]:

@@ -14,10 +14,12 @@ def ready_to_trace(module: nn.Module) -> Iterator[torch.device]:
     """For the time of a ``with``: the module in evaluation mode, its meta tensors replaced by placeholders.
 
     A placeholder has the right shape and dtype and occupies one element (stride 0). Tied tensors stay tied. Yields the
-    device the inputs belong on. Afterwards every submodule has its own mode and tensors back, also after an error.
+    device the inputs belong on. Afterwards every submodule has its own mode, tensors and attributes back, also after an error:
+    what it remembers of a traced call are no values.
     """
     device = _device(module)
     modes = [(part, part.training) for part in module.modules()]
+    kept = [(part, dict(part.__dict__)) for part, _ in modes]
     swapped = _swap_meta_tensors(module, device)
     for part, _ in modes:
         part.training = False
@@ -26,6 +28,9 @@ def ready_to_trace(module: nn.Module) -> Iterator[torch.device]:
     finally:
         for part, training in modes:
             part.training = training
+        for part, attributes in kept:
+            part.__dict__.clear()
+            part.__dict__.update(attributes)
         for slots, name, original in swapped:
             slots[name] = original
 

@@ -39,7 +39,7 @@ class _Muted(io.TextIOBase):
 def quiet_torch() -> Iterator[None]:
     """No warnings, log lines and prints of this thread to stderr while the block runs."""
     level = logging.root.manager.disable
-    logging.disable(logging.WARNING)
+    logging.disable(logging.ERROR)
     try:
         with warnings.catch_warnings(), redirect_stderr(_Muted(sys.stderr)):
             warnings.simplefilter("ignore")

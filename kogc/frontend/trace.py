@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.export.graph_signature import InputKind, OutputKind
 
-from kogc.frontend.errors import FrontendError, first_line
+from kogc.frontend.errors import FrontendError, first_line, raised_at
 from kogc.frontend.import_fx import FxImporter
 from kogc.frontend.placeholders import ready_to_trace
 from kogc.frontend.quiet import quiet_torch
@@ -70,7 +70,7 @@ def _export(module: nn.Module, tokens: int, device: torch.device) -> torch.expor
             return torch.export.export(module, example, strict=False)
     except Exception as error:  # torch.export lets whatever the model raises through
         raise FrontendError(
-            f"torch.export cannot trace {type(module).__name__}: {type(error).__name__}: {first_line(error)}; the step "
+            f"torch.export cannot trace {type(module).__name__}: {type(error).__name__}: {first_line(error)}{raised_at(error)}; the step "
             "must not read tensor values into Python (no .item(), int(position) or branches on them)"
         ) from error
 

@@ -14,6 +14,8 @@ from kogc.frontend.errors import FrontendError, first_line
 
 #: Ways to compute attention, the first that the model has: one op is easier to recognise than many.
 _ATTENTION = ("sdpa", "eager")
+#: The way to compute experts that a trace can follow, so that it gets as far as the op that is not recognised.
+_EXPERTS = "batched_mm"
 
 
 def build(folder: Path) -> nn.Module:
@@ -52,7 +54,7 @@ def _built(config: Any, where: str) -> nn.Module:
         try:
             with _ValuesLater():
                 return transformers.AutoModelForCausalLM.from_config(
-                    config, dtype=torch.float32, attn_implementation=attention, trust_remote_code=False
+                    config, dtype=torch.float32, attn_implementation=attention, experts_implementation=_EXPERTS, trust_remote_code=False
                 )
         except Exception as error:  # whatever the configuration makes Transformers raise
             problem = error

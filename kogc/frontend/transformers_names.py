@@ -4,42 +4,48 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, rename_source_key
 
-from kogc.frontend.errors import FrontendError
+@dataclass(frozen=True)
+class StoredNames:
+    """``names``: the module's name of a tensor → the name it is stored under. ``pieces``: the name of one that Transformers would
+    put together from several stored ones → one of these."""
+
+    names: Mapping[str, str]
+    pieces: Mapping[str, str]
 
 
-def stored_names(model: nn.Module, stored: Iterable[str], where: str) -> Mapping[str, str]:
-    """The module's name of every tensor in ``stored`` that belongs to it, with the name it is stored under.
+def stored_names(model: nn.Module, stored: Iterable[str]) -> StoredNames:
+    """Where the tensors of ``model`` are among those called ``stored``.
 
     Transformers renames modules over time and keeps rules for older files; a checkpoint of a larger model (one that also sees)
     may hold this one under a prefix. What Transformers itself would pass over is left out; names that nobody knows stay as
     they are.
-
-    Raises FrontendError, beginning with ``where``, where tensors would have to be put together or taken apart.
     """
     stored = list(stored)
     parameters = dict(model.named_parameters(remove_duplicate=False))
-    names = _under_prefix(parameters, stored, model.base_model_prefix) or _renamed(model, parameters, stored, where)
+    inside = _under_prefix(parameters, stored, model.base_model_prefix)
+    found = _renamed(model, parameters, stored) if inside is None else StoredNames(inside, {})
     ignored = [re.compile(pattern) for pattern in getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()]
-    return {name: key for name, key in names.items() if name in parameters or not any(rule.search(name) for rule in ignored)}
+    kept = {name: key for name, key in found.names.items() if name in parameters or not any(rule.search(name) for rule in ignored)}
+    return StoredNames(kept, found.pieces)
 
 
-def _renamed(model: nn.Module, parameters: Mapping[str, Any], stored: Iterable[str], where: str) -> dict[str, str]:
+def _renamed(model: nn.Module, parameters: Mapping[str, Any], stored: Iterable[str]) -> StoredNames:
     rules = get_model_conversion_mapping(model)
     converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
     renamings = [rule for rule in rules if not isinstance(rule, WeightConverter)]
     names: dict[str, str] = {}
+    pieces: dict[str, str] = {}
     for key in stored:
-        name, converted = rename_source_key(key, renamings, converters, model.base_model_prefix, parameters)
-        if converted is not None:
-            raise FrontendError(f"{where}: tensor {key} is a part of {name}; kogc reads tensors as they are stored, save the model anew with Transformers")
-        names[name] = key
-    return names
+        name, converter = rename_source_key(key, renamings, converters, model.base_model_prefix, parameters)
+        (names if converter is None else pieces)[name] = key
+    return StoredNames(names, pieces)
 
 
 def _under_prefix(parameters: Mapping[str, Any], stored: list[str], base: str) -> dict[str, str] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers.cache_utils import Cache, DynamicLayer, StaticLayer
 
-from kogc.frontend.errors import FrontendError, first_line
+from kogc.frontend.errors import FrontendError, first_line, raised_at
 from kogc.frontend.placeholders import ready_to_trace
 from kogc.frontend.quiet import quiet_torch
 from kogc.frontend.transformers_build import build
-from kogc.frontend.transformers_names import stored_names
+from kogc.frontend.transformers_names import StoredNames, stored_names
 
 #: Shapes of one layer's keys and values, both [1, KV, capacity, head_dim].
 CacheShapes = tuple[tuple[int, ...], tuple[int, ...]]
@@ -30,9 +30,11 @@ def transformers_module(folder: Path, max_context: int | None) -> tuple[Transfor
         FrontendError: Transformers has no causal language model for the folder, or it keeps state that this step cannot hold.
     """
     model = build(folder)
-    own = model.config.max_position_embeddings
+    own = getattr(model.config, "max_position_embeddings", None)
     context = own if max_context is None else max_context
-    if not 1 <= context <= own:
+    if context is None:
+        raise FrontendError(f"{folder}: the configuration does not say how many positions the model has; choose with --max-context")
+    if not 1 <= context <= (own or context):
         raise FrontendError(f"{folder}: a context of {context} was asked for, the model has {own} positions")
     step = TransformersStep(model, cache_shapes(model, context, str(folder)))
     return step, context, {name: tuple(tensor.shape) for name, tensor in step.named_parameters()}
@@ -48,7 +50,8 @@ def cache_shapes(model: nn.Module, capacity: int, where: str) -> list[CacheShape
         with torch.no_grad(), quiet_torch(), ready_to_trace(model), FakeTensorMode(allow_non_fake_inputs=True):
             model(input_ids=torch.zeros(1, 2, dtype=torch.int64), use_cache=True, **{_cache_argument(model): cache})
     except Exception as error:  # whatever the model's own code raises
-        raise FrontendError(f"{where}: {type(model).__name__} does not run with a cache of keys and values: {first_line(error)}") from error
+        reason = f"{first_line(error)}{raised_at(error)}"
+        raise FrontendError(f"{where}: {type(model).__name__} does not run with a cache of keys and values: {reason}") from error
     if not cache.layers:
         raise FrontendError(f"{where}: {type(model).__name__} caches no keys and values")
     return [tuple((1, kind.shape[1], capacity, kind.shape[3]) for kind in (layer.keys, layer.values)) for layer in cache.layers]
@@ -76,9 +79,9 @@ class TransformersStep(nn.Module):
             for kind, shape in zip(("keys", "values"), shapes, strict=True):
                 self.register_buffer(f"cache_{kind}_{layer}", torch.empty(shape, device="meta"), persistent=False)
 
-    def stored_names(self, stored: Iterable[str], where: str) -> Mapping[str, str]:
-        """Parameter name → name in the model's files; see ``transformers_names.stored_names``."""
-        return stored_names(self._model[0], stored, where)
+    def stored_names(self, stored: Iterable[str]) -> StoredNames:
+        """Where the parameters are among the tensors called ``stored``."""
+        return stored_names(self._model[0], stored)
 
     def forward(self, token: Tensor, position: Tensor) -> Tensor:
         """Logits [T, V] of tokens at ``position``."""

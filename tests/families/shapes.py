@@ -65,6 +65,8 @@ def _rope(**more: Any) -> dict[str, Any]:
 _ALTERNATING = ["sliding_attention", "full_attention"]
 _SANDWICH = {"query_pre_attn_scalar": 13, "sliding_window": 7}
 
+_GPTJ = {"n_positions": POSITIONS, "n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4, "bos_token_id": 0, "eos_token_id": 1}
+
 SHAPES = (
     Shape("llama", "LlamaConfig", "Llama 2", _even()),
     Shape("llama", "LlamaConfig", "Llama 3 RoPE scaling, tied", _odd(rope_parameters=_LLAMA3, tie_word_embeddings=True)),
@@ -82,6 +84,12 @@ SHAPES = (
     Shape("phi3", "Phi3Config", "fused QKV and gate/up", _even(eos_token_id=1)),
     Shape("phi3", "Phi3Config", "partial rotary, window", _odd(
         None, eos_token_id=1, rope_parameters=_rope(partial_rotary_factor=0.5), sliding_window=11
+    )),
+    Shape("phi3", "Phi3Config", "LongRoPE, compiled for its short context", _even(
+        eos_token_id=1, original_max_position_embeddings=48, rope_parameters={
+            "rope_type": "longrope", "rope_theta": 500.0, "short_factor": [1.0, 1.1, 1.3, 1.7], "long_factor": [2.0, 3.0, 4.0, 5.0],
+            "original_max_position_embeddings": 48,
+        },
     )),
     Shape("gemma2", "Gemma2Config", "soft-caps, alternating windows", _even(head_dim=8, layer_types=_ALTERNATING, **_SANDWICH)),
     Shape("gemma2", "Gemma2Config", "soft-caps that bite", _odd(
@@ -115,6 +123,34 @@ SHAPES = (
     Shape("stablelm", "StableLmConfig", "parallel blocks", _odd(
         None, use_parallel_residual=True, rope_parameters=_rope(partial_rotary_factor=0.5)
     )),
+)  # fmt: skip
+
+#: Families that nobody asked for: what is recognised by its graph needs no list. One shape each.
+MORE = (
+    Shape("arcee", "ArceeConfig", "squared ReLU", _odd(None, bos_token_id=0, eos_token_id=1)),
+    Shape("codegen", "CodeGenConfig", "interleaved partial rotary, parallel blocks", {"vocab_size": 96, "n_ctx": POSITIONS, **_GPTJ}),
+    Shape("cohere", "CohereConfig", "interleaved rotary, LayerNorm without bias, parallel blocks", _odd(None, eos_token_id=1, logit_scale=0.3)),
+    Shape("exaone4", "Exaone4Config", "post-norms, QK-norm, window and full layers", _even(
+        sliding_window=9, layer_types=["sliding_attention", "full_attention"], eos_token_id=1, bos_token_id=0
+    )),
+    Shape("falcon", "FalconConfig", "one key/value head, parallel blocks", {
+        "vocab_size": 96, "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": POSITIONS,
+    }),
+    Shape("gemma", "GemmaConfig", "embedding scale, norms from 1", _odd()),
+    Shape("glm4", "Glm4Config", "interleaved partial rotary, norms on both sides", _even(head_dim=8)),
+    Shape("gpt_bigcode", "GPTBigCodeConfig", "learned positions, one key/value head", _gpt2(vocab_size=96, n_embd=32, n_layer=2, n_head=4)),
+    Shape("gptj", "GPTJConfig", "interleaved partial rotary, parallel blocks", {"vocab_size": 96, **_GPTJ}),
+    Shape("helium", "HeliumConfig", "interleaved rotary", _odd(12, hidden_size=72)),
+    Shape("olmo", "OlmoConfig", "LayerNorm without weights", _odd(None, eos_token_id=1)),
+    Shape("persimmon", "PersimmonConfig", "QKV head by head, LayerNorm per head", {
+        "vocab_size": 96, "hidden_size": 48, "intermediate_size": 60, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "max_position_embeddings": POSITIONS,
+    }),
+    Shape("phi", "PhiConfig", "partial rotary, parallel blocks, biases", _even(rope_parameters=_rope(partial_rotary_factor=0.5))),
+    Shape("qwen2", "Qwen2Config", "YaRN", _even(
+        rope_parameters=_rope(rope_type="yarn", factor=4.0, original_max_position_embeddings=16)
+    )),
+    Shape("seed_oss", "SeedOssConfig", "biases, head size of its own", _odd(eos_token_id=1)),
 )  # fmt: skip
 
 REFUSED = (

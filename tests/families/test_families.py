@@ -6,7 +6,7 @@ import pytest
 import torch
 from against_torch import assert_close, assert_greedy, compile_quickly, generated, random_ids
 from random_model import random_model
-from shapes import CONTEXT, REFUSED, SHAPES, Shape
+from shapes import CONTEXT, MORE, REFUSED, SHAPES, Shape
 
 from kogc.frontend import huggingface
 from kogc.frontend.trace import trace
@@ -29,7 +29,7 @@ def logits_of(model: torch.nn.Module, ids: list[int]):
         return model(input_ids=torch.tensor([ids]), use_cache=False).logits[0].numpy()
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("shape", [*SHAPES, *(pytest.param(shape, marks=pytest.mark.full) for shape in MORE)], ids=str)
 def test_the_kernel_computes_what_transformers_computes(shape: Shape, tmp_path: Path):
     model = random_model(shape)
     model.save_pretrained(tmp_path / "model")

@@ -171,9 +171,22 @@ class FusedProjection(Step):
         return 30.0 * torch.tanh(torch.cat((F.silu(gate), F.gelu(up)), -1) @ self.embed.weight.t() / 30.0)
 
 
+class OverwrittenBuffer(Step):
+    """A buffer that is written whole before anybody reads it is no state."""
+
+    def make_caches(self):
+        super().make_caches()
+        self.register_buffer("shift", torch.full((1, HEAD), 7.0), persistent=False)
+
+    def rope(self, x, position):
+        self.shift.copy_(torch.arange(HEAD, dtype=torch.float32))
+        self.seen = position  # remembers a traced value
+        return rotate_half(x + self.shift, position)
+
+
 STYLES = [
     Step, IndexAssignment, OneStackedCache, ViewBeforeWrite, WholeCopy, ComplexRope, ExplicitSoftmax, ExpandedGroups,
-    NoGradInside, Aliases, FusedProjection,
+    NoGradInside, Aliases, FusedProjection, OverwrittenBuffer,
 ]  # fmt: skip
 
 
@@ -195,6 +208,14 @@ def test_graph_computes_what_torch_computes(style):
     tokens = [3, 1, 4, 1, 5, 9, 2]  # two full steps and one that is filled up
     got = run_sequence(graph, tokens, weights_of(module))
     np.testing.assert_allclose(got, torch_logits(module, tokens), rtol=0, atol=1e-9)
+
+
+def test_a_buffer_written_before_it_is_read_is_no_cache_and_nothing_traced_is_remembered():
+    module = OverwrittenBuffer()
+    graph = trace(module)
+    assert sorted(graph.meta["caches"]) == ["keys", "values"] and len(graph.effects) == 2
+    assert not hasattr(module, "seen")
+    assert (module.shift == 7).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -308,7 +329,7 @@ class WritesWeight(Step):
     ("module", "message"),
     [
         (NoPosition, "does not depend on position"),
-        (ReadsPosition, "torch.export cannot trace ReadsPosition.*must not read tensor values"),
+        (ReadsPosition, r"torch.export cannot trace ReadsPosition.*\(at .*test_trace.py:\d+: .*must not read tensor values"),
         (NoCache, "writes no KV cache"),
         (AttributeCache, "keys, which is not a buffer; register KV caches with register_buffer"),
         (OneArgument, r"forward\(token\) cannot be called with \(token, position\)"),

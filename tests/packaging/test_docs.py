@@ -28,6 +28,12 @@ def test_the_ir_reference_is_current():
     assert generator.PAGE.read_text(encoding="utf-8") == generator.page(), "run: python docs/generate_ir_reference.py"
 
 
+def test_the_table_of_models_is_current():
+    pytest.importorskip("transformers")
+    generator = program("generate_models")
+    assert generator.PAGE.read_text(encoding="utf-8") == generator.page(), "run: python docs/generate_models.py"
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page):
     text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)  # code is full of brackets

@@ -157,10 +157,15 @@ def _filled(context: Context, x: Any, mask: Any, number: Any, hidden_where: bool
 @rule("softmax", "_softmax")
 def softmax(context: Context, node: Node, x: Value, dim: int, *_: Any, **__: Any) -> Value:
     if not isinstance(x, Scores):
-        raise NotUnderstood("softmax of something that is not attention scores over a KV cache")
+        raise NotUnderstood("softmax of something that is not attention scores over a KV cache (a router of experts?)")
     if x.normalized or x.layout.dims[dim] != (Atom(1, x.capacity),):
         raise NotUnderstood("softmax of attention scores must run once, over the cache's positions")
     return replace(x, normalized=True)
+
+
+@rule("topk", "sort", "argmax")
+def chosen(context: Context, node: Node, x: Value, *_: Any, **__: Any) -> Value:
+    raise NotUnderstood(f"the largest of {describe(x)} are chosen, as by the router of a mixture of experts, which is not supported yet")
 
 
 def mixed(context: Context, node: Node, weights: Scores, values: Cache, labels: tuple[str, str, str]) -> Act:
