@@ -33,7 +33,7 @@ def command(
     max_context: Annotated[int | None, typer.Option(min=1, help="Positions the KV cache holds; by default the model's own limit.")] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Workers, baked in; by default one thread per core, or what the target says.")] = None,
     dump_ir: Annotated[Path | None, typer.Option(metavar="DIR", help="Write the result of every pass into this folder.")] = None,
-    random_weights: Annotated[bool, typer.Option("--random-weights", help="Make the weights up (seeded): for speed work on presets.")] = False,
+    random_weights: Annotated[bool, typer.Option("--random-weights", help="Make the weights up (seeded): for speed work on presets and folders without weights.")] = False,
     weights: Annotated[bool, typer.Option("--weights/--no-weights", help="With --no-weights: emit and build the code only.")] = True,
     allow_pickle: Annotated[bool, typer.Option("--allow-pickle", help="Unpickle a .pt holding a whole module. This runs code from the file.")] = False,
     tokenizer: Annotated[Path | None, typer.Option(metavar="PATH", help="A tokenizer.json to put into the artifact.")] = None,

@@ -15,46 +15,72 @@ from torch import nn
 
 from kogc.frontend.errors import FrontendError, first_line
 from kogc.frontend.import_fx import to_numpy
-from kogc.frontend.model_input import ModelInput, ending_ids, file_identity, reference_module, starting_id
-from kogc.frontend.sources import CheckedWeights, check_weights, stored_dtype
+from kogc.frontend.model_input import ModelInput, digest, ending_ids, file_identity, reference_module, starting_id
+from kogc.frontend.sources import CheckedWeights, MissingWeights, RandomWeights, check_weights, stored_dtype
 from kogc.models.build import MODEL_TYPES
 
 _INDEX = "model.safetensors.index.json"
+_DECLARED = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
-def load_folder(folder: Path, *, max_context: int | None = None) -> ModelInput:
+def load_folder(folder: Path, *, random_weights: bool = False, seed: int = 0, max_context: int | None = None) -> ModelInput:
     """Read a model folder as Transformers writes it; tensors stay in their files until they are read.
+
+    A folder without files of weights is a model without weights, or with random ones (``random_weights``, by ``seed``).
 
     Raises:
         FrontendError: a missing, damaged or unsupported part, named with its path.
     """
     config = _json(folder / "config.json")
     module, context, expected = _module(folder, config, max_context)
-    weights = SafetensorsWeights(_shards(folder))
-    if hasattr(module, "stored_names"):
-        found = module.stored_names(weights.keys())
-        weights.rename(found.names, {name: (key, expected[name]) for name, key in found.pieces.items() if name in expected})
-    tied = ("lm_head.weight",) if config.get("tie_word_embeddings") else ()
-    check_weights(expected, weights.shapes, str(folder), tied)
+    shards = _shards(folder)
+    if random_weights and shards:
+        raise FrontendError(f"{folder} brings its own weights; random ones are for presets and for folders without weights")
+    if shards:
+        weights, dtype = _stored_weights(folder, shards, module, config, expected)
+    else:
+        dtype = _declared_dtype(config)
+        weights = RandomWeights(expected, dtype, seed) if random_weights else MissingWeights(expected, str(folder))
     tokenizer = folder / "tokenizer.json"
     settings = folder / "tokenizer_config.json"
     generation = folder / "generation_config.json"
-    parts = [path for path in (folder / "config.json", tokenizer, settings, generation, *weights.files) if path.exists()]
+    parts = [path for path in (folder / "config.json", tokenizer, settings, generation, *shards) if path.exists()]
     ids = {**config, **(_json(generation) if generation.exists() else {})}
     return ModelInput(
         name=folder.resolve().name,
         module=module,
-        weights=CheckedWeights(weights, expected, str(folder)),
+        weights=weights,
         config=config,
         tokenizer_json=_text(tokenizer) if tokenizer.exists() else None,
         chat_template=_chat_template(folder, _json(settings) if settings.exists() else {}),
         eos_ids=ending_ids(ids, str(folder)),
         bos_id=starting_id(ids, str(folder)),
         context=context,
-        identity=file_identity(*parts),
-        dtype=stored_dtype((weights.dtype(name) for name in expected), str(folder)),
+        identity=digest(file_identity(*parts), f"random {seed}") if random_weights else file_identity(*parts),
+        dtype=dtype,
     )
+
+
+def _stored_weights(
+    folder: Path, shards: Iterable[Path], module: nn.Module, config: Mapping[str, Any], expected: Mapping[str, tuple[int, ...]]
+) -> tuple[CheckedWeights, str]:
+    """The tensors of the folder's files under the module's names, and how they are stored."""
+    weights = SafetensorsWeights(shards)
+    if hasattr(module, "stored_names"):
+        found = module.stored_names(weights.keys())
+        weights.rename(found.names, {name: (key, expected[name]) for name, key in found.pieces.items() if name in expected})
+    tied = {name for name, _ in module.named_parameters(remove_duplicate=False)} - expected.keys()
+    tied |= {"lm_head.weight"} if config.get("tie_word_embeddings") else set()
+    check_weights(expected, weights.shapes, str(folder), tied)
+    dtype = stored_dtype((weights.dtype(name) for name in expected), str(folder))
+    return CheckedWeights(weights, expected, str(folder)), dtype
+
+
+def _declared_dtype(config: Mapping[str, Any]) -> str:
+    """The type that the configuration says the weights have; released models that say nothing are bf16 as a rule."""
+    declared = [part.get(name) for part in (config, config.get("text_config") or {}) for name in ("dtype", "torch_dtype")]
+    return next((_DECLARED[name] for name in declared if name in _DECLARED), "bf16")
 
 
 def _module(
@@ -129,6 +155,7 @@ class SafetensorsWeights:
 
 
 def _shards(folder: Path) -> list[Path]:
+    """The folder's safetensors files; empty where it has no weights at all."""
     index = folder / _INDEX
     if index.exists():
         mapping = _json(index).get("weight_map")
@@ -138,8 +165,8 @@ def _shards(folder: Path) -> list[Path]:
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         other = next((path.name for pattern in ("*.bin", "*.pt", "*.pth", "*.gguf") for path in folder.glob(pattern)), None)
-        hint = f" (there is {other}; convert it to safetensors)" if other else ""
-        raise FrontendError(f"{folder} has a config.json but no *.safetensors{hint}")
+        if other:
+            raise FrontendError(f"{folder} has a config.json but no *.safetensors; there is {other}: convert it to safetensors")
     return files
 
 

@@ -34,21 +34,24 @@ def load_model(
         source: a live module, ``preset:NAME``, a folder, or a file; files are told apart by their first bytes.
         allow_pickle: accept a pickled module, which runs code from the file.
         tokenizer: path of a ``tokenizer.json`` that replaces the model's own.
-        random_weights: fill a preset with random weights, seeded by ``seed``.
+        random_weights: fill a preset, or a folder without weights, with random ones, seeded by ``seed``.
         max_context: positions to compile for; by default all the model has.
 
     Raises:
         FrontendError: one line that says what is wrong with which file and what to do.
     """
-    if random_weights and not (isinstance(source, str) and source.startswith(preset.PREFIX)):
-        raise FrontendError("random weights are for presets; this model brings its own")
+    bare = not isinstance(source, nn.Module) and (str(source).startswith(preset.PREFIX) or Path(source).is_dir())
+    if random_weights and not bare:
+        raise FrontendError("random weights are for presets and for folders without weights; this model brings its own")
     if isinstance(source, nn.Module):
         model = load_module(source, max_context=max_context)
     elif isinstance(source, str) and source.startswith(preset.PREFIX):
         name = source.removeprefix(preset.PREFIX)
         model = preset.load_preset(name, random_weights=random_weights, seed=seed, max_context=max_context)
     else:
-        model = _load_path(Path(source), allow_pickle, tokenizer is None, max_context)
+        path = Path(source)
+        folder = path.is_dir()
+        model = _load_folder(path, random_weights, seed, max_context) if folder else _load_file(path, allow_pickle, tokenizer is None, max_context)
     if tokenizer is not None:
         model = model.with_tokenizer(_read_tokenizer(Path(tokenizer)))
     if model.tokenizer_json is not None:
@@ -56,11 +59,13 @@ def load_model(
     return model
 
 
-def _load_path(path: Path, allow_pickle: bool, want_tokenizer: bool, max_context: int | None) -> ModelInput:
-    if path.is_dir():
-        if not (path / "config.json").exists():
-            raise FrontendError(f"{path} is a folder without config.json; expected {KINDS}")
-        return load_folder(path, max_context=max_context)
+def _load_folder(path: Path, random_weights: bool, seed: int, max_context: int | None) -> ModelInput:
+    if not (path / "config.json").exists():
+        raise FrontendError(f"{path} is a folder without config.json; expected {KINDS}")
+    return load_folder(path, random_weights=random_weights, seed=seed, max_context=max_context)
+
+
+def _load_file(path: Path, allow_pickle: bool, want_tokenizer: bool, max_context: int | None) -> ModelInput:
     head = _head(path)
     if head.startswith(b"GGUF"):
         from kogc.frontend.gguf import load_gguf  # the gguf package is slow to import and seldom needed

@@ -159,7 +159,7 @@ class RandomWeights:
 
     def get(self, key: str) -> np.ndarray:
         shape = self._shapes[key]
-        if key.endswith(("norm.weight", ".scale")):
+        if key.endswith((".scale", "norm.weight")) or (len(shape) == 1 and key.endswith(".weight")):
             return np.ones(shape, self._dtype)
         block = self._block(shape[-1] ** -0.5)
         offset = int.from_bytes(hashlib.blake2b(f"{self._seed}\0{key}".encode(), digest_size=8).digest(), "little") % len(block)

@@ -158,6 +158,11 @@ class Scores(Value):
 
 
 @dataclass(frozen=True)
+class Unknown(Value):
+    """Computed from something that was not understood."""
+
+
+@dataclass(frozen=True)
 class Several(Value):
     """The results of an op that has several."""
 

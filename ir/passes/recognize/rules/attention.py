@@ -163,7 +163,7 @@ def softmax(context: Context, node: Node, x: Value, dim: int, *_: Any, **__: Any
     return replace(x, normalized=True)
 
 
-@rule("topk", "sort", "argmax")
+@rule("topk")
 def chosen(context: Context, node: Node, x: Value, *_: Any, **__: Any) -> Value:
     raise NotUnderstood(f"the largest of {describe(x)} are chosen, as by the router of a mixture of experts, which is not supported yet")
 
