@@ -11,15 +11,13 @@ import torch
 from torch import nn
 
 from kogc.frontend.model_input import ModelInput
+from kogc.frontend.trace import step_tokens
 from kogc.ir.graph import Graph
 from kogc.ir.passes.views import source_key
 from kogc.ir.types import NUMPY_DTYPES
 from kogc.ir.weights import WeightSource
 
 _HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
-
-#: Tokens the module is given at once: as many as a trace takes, so that it needs no other shapes than those it was made for.
-STEP = 4
 
 
 def matrix_keys(graph: Graph) -> set[str]:
@@ -100,15 +98,16 @@ def _filled(tensor: torch.Tensor, names: dict[int, str], get: Callable[[str], np
 
 
 def module_logits(module: nn.Module, ids: Sequence[int], first: int = 0) -> np.ndarray:
-    """Teacher-forced logits of ``module``, fp32 [T, vocab], fed from position ``first`` on in steps of ``STEP`` tokens.
+    """Teacher-forced logits of ``module``, fp32 [T, vocab], fed from position ``first`` on, as many tokens at once as a trace takes:
+    then it needs no other shapes than those it was made for.
 
     Its caches must hold what lies before. The last step is filled up with its last token at that token's own position, which writes the same values again.
     """
-    logits, device = [], next(chain(module.parameters(), module.buffers())).device
+    logits, step, device = [], step_tokens(module), next(chain(module.parameters(), module.buffers())).device
     with torch.inference_mode():
-        for start in range(0, len(ids), STEP):
-            part = list(ids[start : start + STEP])
-            position = torch.arange(first + start, first + start + STEP, device=device).clamp(max=first + len(ids) - 1)
-            token = torch.tensor(part + part[-1:] * (STEP - len(part)), device=device)
+        for start in range(0, len(ids), step):
+            part = list(ids[start : start + step])
+            position = torch.arange(first + start, first + start + step, device=device).clamp(max=first + len(ids) - 1)
+            token = torch.tensor(part + part[-1:] * (step - len(part)), device=device)
             logits.append(module(token, position)[: len(part)].float().cpu().numpy())
     return np.concatenate(logits)

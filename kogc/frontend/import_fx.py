@@ -86,6 +86,10 @@ class FxImporter:
         elif node.users:
             self._bind_data(node, key, value)
 
+    def bind_cache(self, node: fx.Node, key: str) -> None:
+        """``node`` is a cache that is an argument, called ``key``; what it becomes is a result."""
+        self._bind(node, "cache", node.name, {"key": key})
+
     def bind_constant(self, node: fx.Node, key: str, value: torch.Tensor) -> None:
         """``node`` is a tensor the model holds as a plain attribute or made from Python numbers."""
         if node in self._written:

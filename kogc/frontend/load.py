@@ -12,11 +12,12 @@ from torch import nn
 from kogc.frontend import preset
 from kogc.frontend.checkpoint import load_checkpoint
 from kogc.frontend.errors import FrontendError, first_line
+from kogc.frontend.exported import is_exported, load_exported
 from kogc.frontend.huggingface import load_folder
 from kogc.frontend.model_input import ModelInput
 from kogc.frontend.module import load_module
 
-KINDS = "a PyTorch checkpoint, a GGUF file, a Hugging Face folder or preset:NAME"
+KINDS = "a PyTorch checkpoint, an exported program (.pt2), a GGUF file, a Hugging Face folder or preset:NAME"
 
 
 def load_model(
@@ -74,7 +75,10 @@ def _load_file(path: Path, allow_pickle: bool, want_tokenizer: bool, max_context
     if _is_safetensors(head, path):
         raise FrontendError(f"{path} holds tensors without a configuration; give the folder that also has its config.json")
     if head.startswith((b"PK", b"\x80")):
-        _check_archive(path, head)
+        names = _archive_names(path, head)
+        if is_exported(names):
+            return load_exported(path, allow_pickle=allow_pickle, max_context=max_context)
+        _check_archive(path, names)
         return load_checkpoint(path, allow_pickle=allow_pickle, max_context=max_context)
     raise FrontendError(f"{path} is not a model file; expected {KINDS}")
 
@@ -91,15 +95,21 @@ def _head(path: Path) -> bytes:
     return head
 
 
-def _check_archive(path: Path, head: bytes) -> None:
-    """Refuse zip files that are something else than a checkpoint."""
+def _archive_names(path: Path, head: bytes) -> list[str]:
+    """Members of a zip file; none of a file that is no archive."""
     if not head.startswith(b"PK"):
-        return
+        return []
     try:
         with zipfile.ZipFile(path) as archive:
-            names = archive.namelist()
+            return archive.namelist()
     except zipfile.BadZipFile as error:
         raise FrontendError(f"{path} is truncated or damaged: {error}") from error
+
+
+def _check_archive(path: Path, names: list[str]) -> None:
+    """Refuse zip files that are something else than a checkpoint."""
+    if not names:
+        return
     if "manifest.json" in names:
         raise FrontendError(f"{path} is a compiled artifact already; use kogc run or kogc inspect")
     if any(name.split("/")[1:2] == ["code"] for name in names):

@@ -20,7 +20,11 @@ from kogc.ir.graph import Graph
 CONTRACT = "forward(token: int64[T], position: int64[T]) -> logits [T, V]"
 
 
-def trace(module: nn.Module, capacity: int | None = None, tokens: int = 4, name: str | None = None) -> Graph:
+#: Tokens of a traced step where the module has no ``traced_tokens`` of its own.
+STEP = 4
+
+
+def trace(module: nn.Module, capacity: int | None = None, tokens: int | None = None, name: str | None = None) -> Graph:
     """The tensor graph of one decode step of ``module``.
 
     Args:
@@ -28,7 +32,8 @@ def trace(module: nn.Module, capacity: int | None = None, tokens: int = 4, name:
             buffers it writes in place. Parameters and caches may be on the meta device: nothing reads their values.
             The module is left as it was.
         capacity: positions the caches hold; by default read from the caches, when they agree.
-        tokens: T, the number of tokens of the traced step. Shapes in the graph hold this number.
+        tokens: T, the number of tokens of the traced step. Shapes in the graph hold this number. By default the module's
+            ``traced_tokens``, which a step has that takes no other number.
         name: name of the graph; by default the module's class.
 
     Returns:
@@ -42,6 +47,7 @@ def trace(module: nn.Module, capacity: int | None = None, tokens: int = 4, name:
         FrontendError: the module breaks the contract, or ``torch.export`` cannot follow it.
     """
     _check_signature(module)
+    tokens = tokens or step_tokens(module)
     with ready_to_trace(module) as device:
         program = _export(module, tokens, device)
     graph = _import(module, program, name or type(module).__name__)
@@ -51,6 +57,16 @@ def trace(module: nn.Module, capacity: int | None = None, tokens: int = 4, name:
     graph.tables = {key: value for key, value in graph.tables.items() if key in read}
     graph.meta |= _facts(graph, capacity, tokens)
     return graph
+
+
+def cache_arguments(module: nn.Module) -> tuple[str, ...]:
+    """Names of the buffers that ``module`` also takes and returns, new ones for old ones."""
+    return getattr(module, "cache_arguments", ())
+
+
+def step_tokens(module: nn.Module) -> int:
+    """The tokens to give ``module`` at once."""
+    return getattr(module, "traced_tokens", STEP)
 
 
 def _check_signature(module: nn.Module) -> None:
@@ -64,10 +80,13 @@ def _check_signature(module: nn.Module) -> None:
 
 
 def _export(module: nn.Module, tokens: int, device: torch.device) -> torch.export.ExportedProgram:
-    example = (torch.zeros(tokens, dtype=torch.int64, device=device), torch.arange(tokens, device=device))
+    caches = tuple(module.get_buffer(name) for name in cache_arguments(module))
+    example = (torch.zeros(tokens, dtype=torch.int64, device=device), torch.arange(tokens, device=device), *caches)
     try:
         with torch.no_grad(), user_stack_traces(), quiet_torch():
             return torch.export.export(module, example, strict=False)
+    except FrontendError:
+        raise
     except Exception as error:  # torch.export lets whatever the model raises through
         raise FrontendError(
             f"torch.export cannot trace {type(module).__name__}: {type(error).__name__}: {first_line(error)}{raised_at(error)}; the step "
@@ -81,12 +100,14 @@ def _import(module: nn.Module, program: torch.export.ExportedProgram, name: str)
     placeholders = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
     parameters = _canonical_names(module.named_parameters(remove_duplicate=False))
     buffers = _canonical_names(module.named_buffers(remove_duplicate=False))
-    inputs = ["token", "position"]
+    inputs, caches = ["token", "position"], list(cache_arguments(module))
     for spec in program.graph_signature.input_specs:
         node = placeholders[spec.arg.name]
         if spec.kind is InputKind.USER_INPUT:
             if inputs:  # optional arguments of the user's forward come after these two
                 importer.bind_input(node, inputs.pop(0))
+            elif caches:
+                importer.bind_cache(node, caches.pop(0))
         elif spec.kind is InputKind.PARAMETER:
             importer.bind_weight(node, parameters[spec.target])
         elif spec.kind is InputKind.BUFFER:
@@ -96,8 +117,9 @@ def _import(module: nn.Module, program: torch.export.ExportedProgram, name: str)
         else:
             raise FrontendError(f"{name} takes an input of kind {spec.kind.name} ({spec.arg.name}), which is not supported")
     importer.run(program.graph)
-    graph.outputs = (_logits(program, importer, name),)
-    graph.effects = importer.final_caches()
+    logits, *after = _results(program, name, 1 + len(cache_arguments(module)))
+    graph.outputs = (_logits(logits, importer, name),)
+    graph.effects = (*importer.final_caches(), *map(importer.read, after))
     if not graph.effects:
         raise FrontendError(
             f"{name} writes no KV cache; register caches as buffers [KV, capacity, head_dim] and write them in place at position"
@@ -111,14 +133,19 @@ def _canonical_names(named: Iterable[tuple[str, torch.Tensor]]) -> dict[str, str
     return {name: first.setdefault(id(tensor), name) for name, tensor in named}
 
 
-def _logits(program: torch.export.ExportedProgram, importer: FxImporter, name: str) -> str:
+def _results(program: torch.export.ExportedProgram, name: str, count: int) -> list[torch.fx.Node]:
+    """What the step returns: the logits, and the caches that were arguments."""
     specs = program.graph_signature.output_specs
     (output,) = (node for node in program.graph.nodes if node.op == "output")
     results = [arg for spec, arg in zip(specs, output.args[0], strict=True) if spec.kind is OutputKind.USER_OUTPUT]
-    tokens = importer.graph["token"].type.shape[0]
-    if len(results) != 1 or not isinstance(results[0], torch.fx.Node):
-        raise FrontendError(f"{name}.forward returns {len(results)} values, expected the logits [T, V] alone; {CONTRACT}")
-    logits = importer.read(results[0])
+    if len(results) != count or not all(isinstance(result, torch.fx.Node) for result in results):
+        caches = f" and {count - 1} caches" if count > 1 else " alone"
+        raise FrontendError(f"{name}.forward returns {len(results)} values, expected the logits [T, V]{caches}; {CONTRACT}")
+    return results
+
+
+def _logits(result: torch.fx.Node, importer: FxImporter, name: str) -> str:
+    logits, tokens = importer.read(result), importer.graph["token"].type.shape[0]
     kind = importer.graph[logits].type
     if len(kind.shape) != 2 or kind.shape[0] != tokens or not kind.is_float:
         raise FrontendError(f"{name}.forward returns {kind} for T = {tokens}, expected float logits [T, V]; {CONTRACT}")

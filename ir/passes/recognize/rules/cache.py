@@ -68,6 +68,14 @@ def slice_scatter(context: Context, node: Node, whole: Value, part: Value, dim: 
     return _written_through(whole, part, () if complete else None)
 
 
+@rule("copy")
+def copy(context: Context, node: Node, cache: Value, value: Value, *_: object) -> Value:
+    """A whole cache is overwritten by a version of itself, as steps do whose caches are arguments and results."""
+    if not isinstance(cache, Cache) or not isinstance(value, Cache):
+        raise NotUnderstood(f"{describe(cache)} is overwritten by {describe(value)}; only KV caches can be, by what the step made of them")
+    return _written_through(cache, value, () if cache.layout.shape == value.layout.shape else None)
+
+
 def _written_through(whole: Value, part: Value, dim: tuple | None) -> Cache:
     """A cache after a view of all of it was written."""
     if dim != () or not isinstance(whole, Cache) or not isinstance(part, Cache):
