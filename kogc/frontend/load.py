@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import struct
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 from torch import nn
@@ -13,6 +14,7 @@ from kogc.frontend import preset
 from kogc.frontend.checkpoint import load_checkpoint
 from kogc.frontend.errors import FrontendError, first_line
 from kogc.frontend.exported import is_exported, load_exported
+from kogc.frontend.hub import hub_folder, is_hub_id
 from kogc.frontend.huggingface import load_folder
 from kogc.frontend.model_input import ModelInput
 from kogc.frontend.module import load_module
@@ -32,7 +34,8 @@ def load_model(
     """Read a model of any supported kind.
 
     Args:
-        source: a live module, ``preset:NAME``, a folder, or a file; files are told apart by their first bytes.
+        source: a live module, ``preset:NAME``, a folder, a file, or the id of a model of the Hugging Face hub; files are told apart
+            by their first bytes.
         allow_pickle: accept a pickled module, which runs code from the file.
         tokenizer: path of a ``tokenizer.json`` that replaces the model's own.
         random_weights: fill a preset, or a folder without weights, with random ones, seeded by ``seed``.
@@ -41,7 +44,7 @@ def load_model(
     Raises:
         FrontendError: one line that says what is wrong with which file and what to do.
     """
-    bare = not isinstance(source, nn.Module) and (str(source).startswith(preset.PREFIX) or Path(source).is_dir())
+    bare = not isinstance(source, nn.Module) and (str(source).startswith(preset.PREFIX) or Path(source).is_dir() or is_hub_id(str(source)))
     if random_weights and not bare:
         raise FrontendError("random weights are for presets and for folders without weights; this model brings its own")
     if isinstance(source, nn.Module):
@@ -50,9 +53,11 @@ def load_model(
         name = source.removeprefix(preset.PREFIX)
         model = preset.load_preset(name, random_weights=random_weights, seed=seed, max_context=max_context)
     else:
-        path = Path(source)
+        path = hub_folder(str(source)) if is_hub_id(str(source)) else Path(source)
         folder = path.is_dir()
         model = _load_folder(path, random_weights, seed, max_context) if folder else _load_file(path, allow_pickle, tokenizer is None, max_context)
+        if path != Path(source):
+            model = replace(model, name=Path(source).name)
     if tokenizer is not None:
         model = model.with_tokenizer(_read_tokenizer(Path(tokenizer)))
     if model.tokenizer_json is not None:
