@@ -1,4 +1,4 @@
-"""The command line: ``kogc compile | run | explain | inspect | verify | tune | targets | doctor | demo``."""
+"""The command line: ``kogc compile | run | explain | inspect | verify | tune | export | targets | doctor | demo``."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from kogc import __version__
-from kogc.cli import compile, demo, explain, inspect, machine, run, tune, verify
+from kogc.cli import compile, demo, explain, export, inspect, machine, run, tune, verify
 from kogc.cli.report import report
 
 
@@ -51,5 +51,5 @@ def _options(
     """Options before the command."""
 
 
-for _module in (demo, compile, run, explain, inspect, verify, tune, machine):
+for _module in (demo, compile, run, explain, inspect, verify, tune, export, machine):
     _module.register(app)

@@ -1,0 +1,7 @@
+"""Makes the helpers for whole-pipeline tests and for model families importable."""
+
+import sys
+from pathlib import Path
+
+for folder in ("endtoend", "families"):
+    sys.path.append(str(Path(__file__).parents[1] / folder))
