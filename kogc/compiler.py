@@ -84,7 +84,7 @@ def compile(
 
     Args:
         model_or_path: a live module ``forward(token int64[T], position int64[T]) → logits [T, V]`` whose KV caches are
-            buffers, or a .pt, .pt2 or .gguf file, a Hugging Face folder, or ``preset:NAME``.
+            buffers, or a .pt, .pt2, .onnx or .gguf file, a Hugging Face folder, or ``preset:NAME``.
         target: what to compile for, one of ``kogc targets``.
         output: the file to write; by default one in the cache folder.
         dtype: ``fp32``, ``fp16`` or ``bf16`` for weights and KV cache; by default the model's own.

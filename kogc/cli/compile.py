@@ -26,7 +26,7 @@ def register(app: typer.Typer) -> None:
 
 
 def command(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A .pt, .pt2 or .gguf file, a Hugging Face folder, or preset:NAME.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A .pt, .pt2, .onnx or .gguf file, a Hugging Face folder, or preset:NAME.")],
     target: Annotated[str, typer.Option(help="What to compile for; `kogc targets` lists them.")] = "cpu",
     output: Annotated[Path | None, typer.Option("-o", "--output", help="The artifact to write; by default MODEL's name with .kog, here.")] = None,
     dtype: Annotated[Dtype | None, typer.Option(help="Storage type of weights and KV cache; by default the model's own.")] = None,

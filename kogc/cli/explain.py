@@ -26,7 +26,7 @@ def register(app: typer.Typer) -> None:
 
 
 def command(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A .pt, .pt2 or .gguf file, a Hugging Face folder, or preset:NAME.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A .pt, .pt2, .onnx or .gguf file, a Hugging Face folder, or preset:NAME.")],
     dtype: Annotated[Dtype | None, typer.Option(help="Storage type that sizes are told for; by default the model's own.")] = None,
     max_context: Annotated[int | None, typer.Option(min=2, help="Positions the KV cache holds; by default the model's own limit.")] = None,
     position: Annotated[int | None, typer.Option(min=0, help="Context position that bytes are counted at; by default half the context.")] = None,

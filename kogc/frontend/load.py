@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import struct
 import zipfile
@@ -19,7 +20,7 @@ from kogc.frontend.huggingface import load_folder
 from kogc.frontend.model_input import ModelInput
 from kogc.frontend.module import load_module
 
-KINDS = "a PyTorch checkpoint, an exported program (.pt2), a GGUF file, a Hugging Face folder or preset:NAME"
+KINDS = "a PyTorch checkpoint, an exported program (.pt2), an ONNX file, a GGUF file, a Hugging Face folder or preset:NAME"
 
 
 def load_model(
@@ -73,6 +74,8 @@ def _load_folder(path: Path, random_weights: bool, seed: int, max_context: int |
 
 def _load_file(path: Path, allow_pickle: bool, want_tokenizer: bool, max_context: int | None) -> ModelInput:
     head = _head(path)
+    if path.suffix.lower() == ".onnx":  # a protobuf has no mark of its own
+        return _load_onnx(path, max_context)
     if head.startswith(b"GGUF"):
         from kogc.frontend.gguf import load_gguf  # the gguf package is slow to import and seldom needed
 
@@ -86,6 +89,14 @@ def _load_file(path: Path, allow_pickle: bool, want_tokenizer: bool, max_context
         _check_archive(path, names)
         return load_checkpoint(path, allow_pickle=allow_pickle, max_context=max_context)
     raise FrontendError(f"{path} is not a model file; expected {KINDS}")
+
+
+def _load_onnx(path: Path, max_context: int | None) -> ModelInput:
+    if importlib.util.find_spec("onnx") is None:
+        raise FrontendError(f"{path}: reading ONNX needs the onnx package: pip install 'kogc[onnx]'")
+    from kogc.frontend.onnx_step import load_onnx  # optional
+
+    return load_onnx(path, max_context=max_context)
 
 
 def _head(path: Path) -> bytes:

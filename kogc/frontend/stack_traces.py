@@ -11,6 +11,7 @@ import torch
 from torch.fx.proxy import TracerBase
 
 TORCH_FOLDER = os.path.dirname(torch.__file__)
+_ONNX = os.path.join(os.path.dirname(__file__), "onnx_")
 
 
 @contextmanager
@@ -32,7 +33,7 @@ def user_stack_traces() -> Iterator[None]:
 
 
 def _user_frames(summary: traceback.StackSummary) -> traceback.StackSummary:
-    """Frames outside of PyTorch from the outermost ``forward`` on."""
+    """Frames outside of PyTorch, and of what stands between an ONNX node and PyTorch, from the outermost ``forward`` on."""
     start = next((i for i, frame in enumerate(summary) if frame.name == "forward"), len(summary))
-    frames = [frame for frame in summary[start:] if not frame.filename.startswith(TORCH_FOLDER)]
+    frames = [frame for frame in summary[start:] if not frame.filename.startswith((TORCH_FOLDER, _ONNX))]
     return traceback.StackSummary.from_list(frames)

@@ -49,7 +49,10 @@ def test_presets_with_random_weights(preset, tmp_path):
     close(run(tmp_path / "x.onnx", ids), torch_logits(module, ids))
 
 
-@pytest.mark.parametrize("family", ["qwen3", "gemma2", "olmo2", "gpt2", "gpt_neox", "starcoder2", "mistral"])
+_LATER = [pytest.param(family, marks=pytest.mark.full) for family in ("olmo2", "gpt_neox", "starcoder2", "mistral", "granite")]
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gemma2", "gpt2", *_LATER])
 def test_families(family, tmp_path, monkeypatch):
     model = random_transformer(next(shape for shape in SHAPES if shape.family == family))
     model.save_pretrained(tmp_path / "model")

@@ -110,6 +110,6 @@ def _logits(context: Context, node: Node) -> str:
 
 def _effect(context: Context, node: Node) -> str:
     value = context.values[node.name]
-    if not isinstance(value, Cache):
-        raise UnrecognizedOp(node, f"a cache becomes {describe(value)}")
+    if not isinstance(value, Cache) or value.factor != 1:
+        raise UnrecognizedOp(node, f"a cache becomes {describe(value)}" + (" multiplied by a number" if isinstance(value, Cache) else ""))
     return value.node

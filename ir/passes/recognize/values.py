@@ -112,7 +112,7 @@ class Pending(Value):
 class Cache(Value):
     """A KV cache version: ``layout`` over the canonical array [kv_heads, capacity, head_dim] of lifted node ``node``.
 
-    ``slots`` is the leaf's dimension that counts positions.
+    ``slots`` is the leaf's dimension that counts positions. ``factor``: what its elements are multiplied by before queries meet them.
     """
 
     node: str
@@ -121,6 +121,7 @@ class Cache(Value):
     head_dim: int
     layout: Layout
     slots: int
+    factor: float = 1.0
 
     @property
     def head_stride(self) -> int:

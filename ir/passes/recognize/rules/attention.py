@@ -43,7 +43,8 @@ def scores(context: Context, node: Node, query: Act, keys: Cache, labels: tuple[
         dims.append([_score_atom(query, keys, a, b, runs) for a, b in paired(query_dims.get(label, ()), key_dims.get(label, ()))])
     check_groups(runs, heads, keys.kv_heads)
     layout = Layout(()).with_dims(dims)
-    return Scores(query.node, query.space, keys.node, heads, keys.kv_heads, keys.head_dim, keys.capacity, layout)
+    found = Scores(query.node, query.space, keys.node, heads, keys.kv_heads, keys.head_dim, keys.capacity, layout)
+    return found if keys.factor == 1 else found.then("scale", keys.factor)
 
 
 def _check_read(context: Context, cache: Cache) -> None:
@@ -172,6 +173,8 @@ def mixed(context: Context, node: Node, weights: Scores, values: Cache, labels: 
     """Probabilities times cached values: the attention op."""
     if not weights.normalized:
         raise NotUnderstood("attention scores meet the values without a softmax")
+    if values.factor != 1:
+        raise NotUnderstood("cached values are multiplied by a number")
     _check_read(context, values)
     ps, vs, out = labels
     p_dims = dict(zip(ps, weights.layout.dims, strict=True))

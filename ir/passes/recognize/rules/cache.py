@@ -15,7 +15,7 @@ from kogc.ir.types import TensorType
 
 def append(context: Context, node: Node, cache: Value, axis: int, index: Value, value: Value) -> Cache:
     """``cache`` with ``value`` written along ``axis`` at ``index``."""
-    if not isinstance(cache, Cache):
+    if not isinstance(cache, Cache) or cache.factor != 1:
         raise NotUnderstood(f"{describe(cache)} is written at an index; only KV caches can be")
     if not isinstance(index, Static) or not context.functions.is_position(index.name):
         raise NotUnderstood("a KV cache is written at slots other than the step's positions")

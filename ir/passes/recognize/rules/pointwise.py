@@ -12,7 +12,7 @@ from kogc.ir.passes.recognize.layout import Layout, aligned, gaps
 from kogc.ir.passes.recognize.rules import attention
 from kogc.ir.passes.recognize.rules.embedding import add_table
 from kogc.ir.passes.recognize.rules.movement import pending, viewed
-from kogc.ir.passes.recognize.values import Act, Pending, Scores, Static, Value, Weight
+from kogc.ir.passes.recognize.values import Act, Cache, Pending, Scores, Static, Value, Weight
 from kogc.ir.passes.recognize.vectors import vector_of
 
 
@@ -66,6 +66,8 @@ def scaled(context: Context, node: Node, x: Value, factor: float) -> Value:
     """x times a number. Parts of a rotary embedding may be negated before they are complete."""
     if isinstance(x, Scores):
         return x.then("scale", factor)
+    if isinstance(x, Cache):
+        return replace(x, factor=x.factor * factor)
     if factor == 1:
         return viewed(node, x, lambda layout: layout)
     if isinstance(x, Pending) or (isinstance(x, Act) and not context.is_whole(x)):
@@ -89,7 +91,7 @@ def _is_act(value: Any) -> bool:
 
 @rule("mul", "multiply")
 def mul(context: Context, node: Node, a: Any, b: Any) -> Value:
-    if isinstance(b, Act | Pending | Scores) and not isinstance(a, Act | Pending | Scores):
+    if isinstance(b, Act | Pending | Scores | Cache) and not isinstance(a, Act | Pending | Scores | Cache):
         a, b = b, a
     number = context.number(b)
     if number is not None:
