@@ -6,8 +6,12 @@ import importlib.util
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import transformers
+
+from kogc.frontend.transformers_build import build
+from kogc.frontend.transformers_step import cache_shapes
 
 PAGE = Path(__file__).with_name("models.md")
 _SHAPES = Path(__file__).parents[1] / "tests" / "families" / "shapes.py"
@@ -36,8 +40,8 @@ These came along with the rules for the others; they are tested by `pytest -m fu
 REFUSED = """\
 ## Not recognised yet
 
-| family | what | the error |
-|---|---|---|
+| family | what | op | the error |
+|---|---|---|---|
 """
 
 OUTSIDE = """\
@@ -67,14 +71,21 @@ def _passing(shapes: Iterable) -> str:
     for shape in shapes:
         config = getattr(transformers, shape.config)(**shape.fields)
         heads = config.num_attention_heads
-        size = getattr(config, "head_dim", None) or config.hidden_size // heads
-        groups = getattr(config, "num_key_value_heads", None) or heads
+        groups, size = _cached_heads(config)
         lines.append(f"| {shape.family} | {shape.what} | {config.num_hidden_layers} | {heads} / {groups} | {size} | passes |")
     return "\n".join(lines) + "\n"
 
 
+def _cached_heads(config) -> tuple[int, int]:
+    """Key/value heads and their size, as the model caches them."""
+    with TemporaryDirectory() as folder:
+        config.save_pretrained(folder)
+        (keys, _), *_ = cache_shapes(build(Path(folder)), 1, folder)
+    return keys[1], keys[3]
+
+
 def _refused(shapes: Iterable) -> str:
-    return "".join(f"| {shape.family} | {shape.what} | `{shape.refused.replace(chr(92), '')}` |\n" for shape in shapes)
+    return "".join(f"| {shape.family} | {shape.what} | `{shape.refused[0]}` | {shape.refused[1]} |\n" for shape in shapes)
 
 
 if __name__ == "__main__":

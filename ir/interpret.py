@@ -116,6 +116,16 @@ def cache_key(graph: Graph, effect: str) -> str:
     return node.attrs["key"]
 
 
+def leaf_value(leaf: Node, weights: WeightSource) -> np.ndarray:
+    """What the weight leaf ``leaf`` shows of ``weights``: of one stored tensor, or of those in attr ``joined`` one after the other.
+
+    Raises KeyError for an unknown key, GraphError when the stored values do not fit.
+    """
+    if not leaf.attrs.get("joined"):
+        return weight_part(leaf, weights.get(leaf.attrs["key"]))
+    return weight_part(leaf, np.concatenate([np.asarray(weights.get(key)).reshape(-1) for key in leaf.attrs["joined"]]))
+
+
 def weight_part(node: Node, stored: np.ndarray) -> np.ndarray:
     """What the leaf ``node`` shows of a stored weight, in the node's shape.
 
@@ -227,7 +237,7 @@ class _Run:
         key = node.attrs["key"]
         if node.op == "table":
             return self.graph.tables[key]
-        return self._cast(node, weight_part(node, self.weights.get(key)) if node.op == "weight" else self.caches[key])
+        return self._cast(node, leaf_value(node, self.weights) if node.op == "weight" else self.caches[key])
 
     def _cast(self, node: Node, value: Any) -> np.ndarray:
         dtype = _result_dtype(node.type, self.mode, node.name in self.static)

@@ -301,6 +301,28 @@ class QKNorm(HuggingFace):
         self.q, self.k = nn.Sequential(self.q, HeadNorm()), nn.Sequential(self.k, HeadNorm())
 
 
+class OwnNorms(nn.Module):
+    """A LayerNorm of its own for every head, one after the other, as StableLM 2 has them."""
+
+    def __init__(self, heads):
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(SIZE, bias=False) for _ in range(heads))
+        for norm in self.norms:
+            nn.init.uniform_(norm.weight, 0.5, 1.5)
+
+    def forward(self, x):
+        heads = x.view(*x.shape[:-1], -1, SIZE).split(1, dim=-2)
+        return torch.cat([norm(head) for norm, head in zip(self.norms, heads, strict=True)], dim=-2).flatten(-2)
+
+
+class NormsOfEveryHead(HuggingFace):
+    bias = True
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.k = nn.Sequential(self.q, OwnNorms(HEADS)), nn.Sequential(self.k, OwnNorms(KV))
+
+
 class HeadByHead(HuggingFace):
     """One linear whose rows are query, key and value of the first head, then of the second, as GPT-NeoX has them."""
 

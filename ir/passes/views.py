@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kogc.ir.graph import Graph, Node
-from kogc.ir.interpret import weight_part
+from kogc.ir.interpret import leaf_value
 from kogc.ir.weights import WeightSource
 
 
@@ -36,8 +36,7 @@ class ViewedWeights:
 
     def get(self, key: str) -> np.ndarray:
         """Raises KeyError for an unknown key, GraphError when a stored tensor has not the size of the leaf."""
-        leaf = self._leaves[key]
-        return weight_part(leaf, self._weights.get(leaf.attrs["key"]))
+        return leaf_value(self._leaves[key], self._weights)
 
 
 def separate_views(graph: Graph) -> Viewed:
@@ -63,6 +62,8 @@ def _own_key(leaf: Node, taken: Mapping[str, Node]) -> str:
     rows, key = leaf.attrs.get("rows"), leaf.attrs["key"]
     if rows:
         key += f"[{rows[0]}:{rows[1]}]"
+    if leaf.attrs.get("joined"):
+        key += f"[and {len(leaf.attrs['joined']) - 1} more]"
     if leaf.attrs.get("transpose"):
         key += ".T"
     if leaf.attrs.get("groups"):

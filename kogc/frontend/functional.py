@@ -28,7 +28,7 @@ class CachesAsBuffers(nn.Module):
             self.register_buffer(name, torch.empty_like(cache, device="meta"), persistent=False)
 
     def forward(self, token: Tensor, position: Tensor, *caches: Tensor) -> Tensor | tuple[Tensor, ...]:
-        """Logits [T, V], and the buffers are written; with ``caches`` nothing is, and (logits, \*caches) come back."""
+        """Logits [T, V], and the buffers are written; with ``caches`` nothing is, and the logits and the new caches come back."""
         before = caches or tuple(self.get_buffer(name) for name in self.cache_arguments)
         results = self.step(token, position, *before)
         logits, *after = (results,) if isinstance(results, Tensor) else results

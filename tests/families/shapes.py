@@ -17,13 +17,13 @@ _LLAMA3 = {
 @dataclass(frozen=True)
 class Shape:
     """A configuration class of Transformers and its fields; ``what`` says what is special about the shape. ``refused``: the op
-    and the reason in the message with which it is not recognised."""
+    and the words of the message with which it is not recognised."""
 
     family: str
     config: str
     what: str
     fields: dict[str, Any] = field(default_factory=dict)
-    refused: str | None = None
+    refused: tuple[str, str] | None = None
 
     def __str__(self) -> str:
         return f"{self.family}: {self.what}"
@@ -123,6 +123,7 @@ SHAPES = (
     Shape("stablelm", "StableLmConfig", "parallel blocks", _odd(
         None, use_parallel_residual=True, rope_parameters=_rope(partial_rotary_factor=0.5)
     )),
+    Shape("stablelm", "StableLmConfig", "a LayerNorm of its own for every head", _even(qk_layernorm=True, use_qkv_bias=True)),
 )  # fmt: skip
 
 #: Families that nobody asked for: what is recognised by its graph needs no list. One shape each.
@@ -153,9 +154,11 @@ MORE = (
     Shape("seed_oss", "SeedOssConfig", "biases, head size of its own", _odd(eos_token_id=1)),
 )  # fmt: skip
 
+_EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+
 REFUSED = (
-    Shape(
-        "stablelm", "StableLmConfig", "LayerNorm of its own for every head", _even(qk_layernorm=True),
-        refused=r"aten\.cat .*an activation of different origin are put together",
-    ),
+    Shape("bloom", "BloomConfig", "ALiBi", {"vocab_size": 96, "hidden_size": 32, "n_layer": 2, "n_head": 4}, ("aten.baddbmm", "addmm with factors")),
+    Shape("gpt_oss", "GptOssConfig", "attention sinks, experts", _even(head_dim=8, **_EXPERTS), ("aten.cat", "a weight and attention scores")),
+    Shape("mixtral", "MixtralConfig", "experts", _even(**_EXPERTS), ("aten.softmax", "not attention scores over a KV cache (a router of experts?)")),
+    Shape("nemotron", "NemotronConfig", "LayerNorm scales from 1", _even(), ("aten.layer_norm", "a number is added to a weight of layer_norm")),
 )  # fmt: skip

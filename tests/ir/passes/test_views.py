@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from decoder_styles import VOCAB, Conv1dFused, HeadByHead, MatmulWeights, decoder
+from decoder_styles import VOCAB, Conv1dFused, HeadByHead, MatmulWeights, NormsOfEveryHead, decoder
 
 from kogc.frontend.trace import trace
 from kogc.ir.interpret import run_sequence
@@ -25,8 +25,8 @@ def one_lane() -> torch.nn.Module:
 
 
 @pytest.mark.parametrize(
-    "make", [lambda: decoder(MatmulWeights), lambda: decoder(Conv1dFused), lambda: decoder(HeadByHead), one_lane],
-    ids=["transposed", "parts", "groups", "one lane"],
+    "make", [lambda: decoder(MatmulWeights), lambda: decoder(Conv1dFused), lambda: decoder(HeadByHead), lambda: decoder(NormsOfEveryHead), one_lane],
+    ids=["transposed", "parts", "groups", "joined", "one lane"],
 )
 def test_logits_stay(make):
     module = make().eval()

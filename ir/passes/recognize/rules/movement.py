@@ -10,6 +10,7 @@ from kogc.ir.graph import Node
 from kogc.ir.passes.recognize.context import Context, describe, rule
 from kogc.ir.passes.recognize.errors import NotUnderstood
 from kogc.ir.passes.recognize.layout import Layout
+from kogc.ir.passes.recognize.rejoin import rejoined
 from kogc.ir.passes.recognize.values import Act, Cache, Pending, Scores, Several, Static, Token, Value, Weight
 
 
@@ -191,6 +192,9 @@ def join(context: Context, node: Node, parts: Sequence[Value], dim: int = 0) -> 
     """Parts of one value may be joined again; they stay pending until it is known what they make."""
     if len(parts) == 1:
         return reshape(context, node, parts[0])
+    found = rejoined(context, node, parts, dim) if node.op != "aten.stack" else None
+    if found is not None:
+        return found
     return pending(node, *parts)
 
 

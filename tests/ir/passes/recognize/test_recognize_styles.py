@@ -21,6 +21,7 @@ from decoder_styles import (
     HeadByHead,
     HuggingFace,
     MatmulWeights,
+    NormsOfEveryHead,
     Olmo2,
     QKNorm,
     QueryChunks,
@@ -101,6 +102,17 @@ def test_norms_per_head(recognized, ops):
     assert ops(graph)["rms_norm"] == 9
     assert {graph[n.inputs[0]].attrs["group"] for n in graph if n.op == "rope"} == {SIZE}
     assert {graph[graph[n.inputs[0]].inputs[1]].type.shape for n in graph if n.op == "rope"} == {(SIZE,)}
+
+
+def test_a_norm_of_its_own_for_every_head_is_one_over_groups(recognized, ops):
+    graph = recognized(decoder(NormsOfEveryHead))
+    assert ops(graph)["layer_norm"] == 4 and ops(graph)["linear"] == 15
+    norms = [node for node in graph if node.op == "layer_norm"]
+    assert {node.attrs["group"] for node in norms} == {SIZE}
+    joined = [graph[node.inputs[1]] for node in norms]
+    assert sorted(leaf.type.shape for leaf in joined) == sorted([(HEADS * SIZE,), (KV * SIZE,)] * 2)
+    assert all(len(leaf.attrs["joined"]) * SIZE == leaf.type.shape[0] for leaf in joined)
+    assert all(len(graph[node.inputs[0]].inputs) == 3 for node in norms)  # the bias is in the linear
 
 
 def test_queries_keys_and_values_side_by_side_in_every_head(recognized):
