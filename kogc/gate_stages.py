@@ -60,7 +60,7 @@ def _compare(
     for entry in layout.probes:
         segment, index = places[entry.stage]
         stage = program.segments[segment].stages[index]
-        wanted = published[segment, entry.iteration, index, entry.value][-tokens:]
+        wanted = published[segment, entry.iteration, index, entry.value, entry.buffer][-tokens:]
         seen = _probed(entry, layout.columns, probed)[:tokens].reshape(wanted.shape)
         found.setdefault(entry.stage, []).append((entry.iteration, closeness(_meaning(stage, seen), _meaning(stage, wanted))))
     yield from found.items()

@@ -45,8 +45,9 @@ class ProgramRun:
         self.caches = {c.key: np.zeros((c.kv_heads, c.capacity, c.head_dim)) for c in program.caches}
         self.slots: dict[str, list[tuple[int, np.ndarray] | None]] = {b.name: [None] * b.slots for b in program.buffers}
         self.steps = 0
-        #: Outputs of every stage instance of the last step: (segment, iteration, stage, value name) → [T, lanes, width].
-        self.published: dict[tuple[int, int, int, str], np.ndarray] = {}
+        #: Outputs of every stage instance of the last step: (segment, iteration, stage, value name, buffer) → [T, lanes, width].
+        #: Values of different parts may have one name.
+        self.published: dict[tuple[int, int, int, str, str], np.ndarray] = {}
         self._buffers = {b.name: b for b in program.buffers}
         self._known: dict[str, np.ndarray] = {}
 
@@ -79,7 +80,7 @@ class ProgramRun:
     def write(self, output: Output, iteration: int, value: np.ndarray) -> None:
         index, slot = self._index(output.buffer, output.write.at(iteration))
         self.slots[output.buffer][slot] = (index, value)
-        self.published[(*self._where, output.value)] = value
+        self.published[(*self._where, output.value, output.buffer)] = value
         if output.kind == "logits":
             self._logits = value.reshape(len(value), -1)
 

@@ -46,6 +46,7 @@ class ProbeEntry:
     stage_name: str
     iteration: int
     value: str
+    buffer: str
     kind: str
     offset: int
     lanes: int
@@ -212,7 +213,7 @@ def _place_probes(program: Program, columns: int) -> tuple[tuple[ProbeEntry, ...
             lanes = stage.lanes if output.kind == "cache" else program.buffer(output.buffer).lanes
             wide = width if output.kind == "cache" else program.buffer(output.buffer).width
             for iteration in range(program.segments[segment].count):
-                entries.append(ProbeEntry(number, stage.name, iteration, output.value, output.kind, offset, lanes, wide))
+                entries.append(ProbeEntry(number, stage.name, iteration, output.value, output.buffer, output.kind, offset, lanes, wide))
                 first.setdefault((number, index), entries[-1])
                 offset += columns * lanes * wide
     return tuple(entries), first, offset

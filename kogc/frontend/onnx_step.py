@@ -102,23 +102,25 @@ class OnnxStep(nn.Module):
         self._run = _compiled(file, inputs, list(self._parameter_of), constants)
 
     def _add_parameter(self, name: str, value: np.ndarray) -> None:
-        *path, last = [part or "_" for part in name.replace("/", ".").split(".")]
+        """A parameter of about that name: its words are modules within modules, as in the module it once was."""
+        *path, last = (_attribute(word) for word in name.replace("/", ".").split("."))
         owner: nn.Module = self
-        for part in path:
-            if not isinstance(getattr(owner, part, None), nn.Module):
-                owner.add_module(part if not hasattr(owner, part) else f"{part}_", nn.Module())
-            owner = owner._modules.get(part) or owner._modules[f"{part}_"]
-        last = last if not hasattr(owner, last) else f"{last}_"
+        for word in path:
+            owner = owner._modules.setdefault(word, nn.Module())
         tensor = torch.empty(value.shape, dtype=_TORCH[value.dtype.name], device="meta")
         owner.register_parameter(last, nn.Parameter(tensor, requires_grad=False))
-        key = next(key for key, parameter in self.named_parameters() if parameter is owner._parameters[last])
-        self.keys[key] = name
+        self.keys[".".join((*path, last))] = name
 
     def forward(self, token: Tensor, position: Tensor, *caches: Tensor) -> tuple[Tensor, ...]:
         parameters = [self.get_parameter(key) for key in self._parameter_of.values()]
         ids = (token[None], position[None]) if self._batched else (token, position)
         logits, *after = self._run(*ids, *caches, *parameters)
         return (logits[0] if self._batched else logits, *after)
+
+
+def _attribute(word: str) -> str:
+    """``word``, or something like it that modules have no attribute of their own for."""
+    return f"{word}_" if not word or hasattr(OnnxStep, word) or word in ("training", "keys") else word
 
 
 def _compiled(file: OnnxFile, inputs: list[str], parameters: list[str], constants: dict[str, np.ndarray]) -> Any:

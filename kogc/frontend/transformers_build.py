@@ -9,13 +9,26 @@ import torch
 import transformers
 from torch import nn
 from torch.overrides import TorchFunctionMode
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from kogc.frontend.errors import FrontendError, first_line
 
+#: ``sdpa`` whose mask is always there: left to itself, Transformers does without where it takes a cache to be empty, and to know
+#: that it reads the positions. "sdpa" in the name makes it ask whether a model has it.
+_MASKED = "kogc_sdpa"
 #: Ways to compute attention, the first that the model has: one op is easier to recognise than many.
-_ATTENTION = ("sdpa", "eager")
+_ATTENTION = (_MASKED, "sdpa", "eager")
 #: The way to compute experts that a trace can follow, so that it gets as far as the op that is not recognised.
 _EXPERTS = "batched_mm"
+
+
+def _whole_mask(*args: Any, **kwargs: Any) -> torch.Tensor:
+    return sdpa_mask(*args, **{**kwargs, "allow_is_causal_skip": False})
+
+
+transformers.AttentionInterface.register(_MASKED, sdpa_attention_forward)
+AttentionMaskInterface.register(_MASKED, _whole_mask)
 
 
 def build(folder: Path) -> nn.Module:

@@ -329,13 +329,13 @@ def test_probes_hold_what_every_stage_published(program):
     for start in (0, 4):
         run.step(IDS[start : start + 4], range(start, start + 4))
     published = {}
-    for (segment, iteration, number, value), array in run.published.items():
+    for (segment, iteration, number, value, buffer), array in run.published.items():
         stage = program.segments[segment].stages[number]
-        published[stage.name, iteration, value] = array
+        published[stage.name, iteration, value, buffer] = array
     assert len(kernel.rendered.probe) > 10
     for entry in kernel.rendered.probe:
         found = kernel.probe[entry.offset :][: 4 * entry.lanes * entry.width].reshape(4, entry.lanes, entry.width)
-        expected = published[entry.stage_name, entry.iteration, entry.value]
+        expected = published[entry.stage_name, entry.iteration, entry.value, entry.buffer]
         finite = np.isfinite(expected)
         assert np.array_equal(finite, np.isfinite(found)), entry
         assert np.abs(found[finite] - expected[finite]).max() < 1e-4 * max(1, np.abs(expected[finite]).max()), entry

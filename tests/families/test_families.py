@@ -8,9 +8,11 @@ from against_torch import assert_close, assert_greedy, compile_quickly, generate
 from random_model import random_model
 from shapes import CONTEXT, MORE, REFUSED, SHAPES, Shape
 
+import kogc
 from kogc.frontend import huggingface
 from kogc.frontend.trace import trace
 from kogc.ir.passes.recognize import UnrecognizedOp, recognize
+from kogc.verify import verify_artifact
 
 pytestmark = pytest.mark.compiler
 
@@ -39,6 +41,16 @@ def test_the_kernel_computes_what_transformers_computes(shape: Shape, tmp_path: 
         assert_close(engine.logits(ids), logits_of(model, ids), "fp32")
         tokens = generated(engine, ids[:6], 24)
         assert_greedy(tokens, logits_of(model, ids[:6] + tokens[:-1])[5:], "fp32")
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gpt2", "gemma2"])
+def test_the_gate_and_the_probes_hold_a_kernel_against_transformers(family: str, tmp_path: Path):
+    """With the rounding of fp16, and stage by stage: the reference runs the model's own code with its caches."""
+    random_model(next(shape for shape in SHAPES if shape.family == family)).save_pretrained(tmp_path / "model")
+    artifact = kogc.compile(tmp_path / "model", output=tmp_path / "x.kog", dtype="fp16", max_context=CONTEXT)
+    assert artifact.manifest.gate["passed"] and artifact.manifest.gate["reference"] == "PyTorch in fp32"
+    found = verify_artifact(artifact, tmp_path / "model")
+    assert found.passed and {check.stage for check in found.stages} >= {stage.name for _, _, _, stage in artifact.program.instances() if stage.kind == "rows"}
 
 
 @pytest.mark.parametrize("shape", REFUSED, ids=str)

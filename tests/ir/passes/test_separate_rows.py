@@ -244,7 +244,8 @@ def test_the_interpreter_keeps_what_the_stages_publish():
     run = ProgramRun(program, random_weights(program), rope_tables(program))
     run.step([3, 1], [0, 1])
     head = len(program.segments) - 1
-    normed, mean = run.published[head, 0, 0, "norm"], run.published[head, 0, 1, "mean"]
+    published = {(*where, name): value for (*where, name, _), value in run.published.items()}
+    normed, mean = published[head, 0, 0, "norm"], published[head, 0, 1, "mean"]
     assert normed.shape == (2, 2, 24)
     np.testing.assert_allclose(mean, normed.mean(1, keepdims=True))
 
