@@ -23,7 +23,7 @@ Generated from the shapes in `tests/families/shapes.py` by `python docs/generate
 
 kogc knows no model by name. A Hugging Face folder whose `model_type` is not one of kogc's own (Laneformer, Llama) is built by
 [Transformers](https://github.com/huggingface/transformers) (`pip install 'kogc[hf]'`), traced as one decode step over static caches and
-recognised by what the graph computes. So a family that is missing here may work all the same; if it does not, the error names
+recognised by what the graph computes; the rows for Llama below take this way, too. So a family that is missing here may work all the same; if it does not, the error names
 the operation and the line of the model's code.
 
 Every row is a test: a small random model of that shape, exported, compiled for `cpu` in fp32 and held against the logits of

@@ -99,7 +99,7 @@ def explain(
     """
     tell = progress or (lambda step, done, total: None)
     tell("reading the model", 0, 0)
-    model = load_model(model_or_path, allow_pickle=allow_pickle, max_context=max_context)
+    model = load_model(model_or_path, allow_pickle=allow_pickle, max_context=max_context, weights=False)
     stored = dtype or ("fp32" if model.dtype == "fp64" else model.dtype)
     count = sum(parameter.numel() for parameter in model.module.parameters())
     known = Explanation(model.name, stored, count, count * ELEMENT_BYTES[stored], model.context, ())

@@ -35,7 +35,7 @@ def command(
     dump_ir: Annotated[Path | None, typer.Option(metavar="DIR", help="Write the result of every pass into this folder.")] = None,
     random_weights: Annotated[bool, typer.Option("--random-weights", help="Make the weights up (seeded): for speed work on presets and folders without weights.")] = False,
     weights: Annotated[bool, typer.Option("--weights/--no-weights", help="With --no-weights: emit and build the code only.")] = True,
-    allow_pickle: Annotated[bool, typer.Option("--allow-pickle", help="Read a .pt holding a pickled module, or a .pt2 that is more than plain tensors and ops. This runs code from the file.")] = False,
+    allow_pickle: Annotated[bool, typer.Option("--allow-pickle", help="Read a pickled module, or a .pt2 of more than tensor ops: runs its code.")] = False,
     tokenizer: Annotated[Path | None, typer.Option(metavar="PATH", help="A tokenizer.json to put into the artifact.")] = None,
     gate: Annotated[bool, typer.Option("--gate/--no-gate", help="Hold the compiled kernel against PyTorch before the artifact is written.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout instead of text.")] = False,

@@ -24,17 +24,20 @@ _DECLARED = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
-def load_folder(folder: Path, *, random_weights: bool = False, seed: int = 0, max_context: int | None = None) -> ModelInput:
+def load_folder(
+    folder: Path, *, random_weights: bool = False, seed: int = 0, max_context: int | None = None, read_weights: bool = True
+) -> ModelInput:
     """Read a model folder as Transformers writes it; tensors stay in their files until they are read.
 
-    A folder without files of weights is a model without weights, or with random ones (``random_weights``, by ``seed``).
+    A folder without files of weights is a model without weights, or with random ones (``random_weights``, by ``seed``); so is every
+    folder where ``read_weights`` is false.
 
     Raises:
         FrontendError: a missing, damaged or unsupported part, named with its path.
     """
     config = _json(folder / "config.json")
     module, context, expected = _module(folder, config, max_context)
-    shards = _shards(folder)
+    shards = _shards(folder) if read_weights else []
     if random_weights and shards:
         raise FrontendError(f"{folder} brings its own weights; random ones are for presets and for folders without weights")
     if shards:

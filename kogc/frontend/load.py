@@ -31,6 +31,7 @@ def load_model(
     random_weights: bool = False,
     seed: int = 0,
     max_context: int | None = None,
+    weights: bool = True,
 ) -> ModelInput:
     """Read a model of any supported kind.
 
@@ -41,6 +42,7 @@ def load_model(
         tokenizer: path of a ``tokenizer.json`` that replaces the model's own.
         random_weights: fill a preset, or a folder without weights, with random ones, seeded by ``seed``.
         max_context: positions to compile for; by default all the model has.
+        weights: False leaves the weights of a folder, or of a model of the hub, alone: they need not be there.
 
     Raises:
         FrontendError: one line that says what is wrong with which file and what to do.
@@ -54,9 +56,11 @@ def load_model(
         name = source.removeprefix(preset.PREFIX)
         model = preset.load_preset(name, random_weights=random_weights, seed=seed, max_context=max_context)
     else:
-        path = hub_folder(str(source)) if is_hub_id(str(source)) else Path(source)
-        folder = path.is_dir()
-        model = _load_folder(path, random_weights, seed, max_context) if folder else _load_file(path, allow_pickle, tokenizer is None, max_context)
+        path = hub_folder(str(source), weights=weights) if is_hub_id(str(source)) else Path(source)
+        if path.is_dir():
+            model = _load_folder(path, random_weights, seed, max_context, weights)
+        else:
+            model = _load_file(path, allow_pickle, tokenizer is None, max_context)
         if path != Path(source):
             model = replace(model, name=Path(source).name)
     if tokenizer is not None:
@@ -66,10 +70,10 @@ def load_model(
     return model
 
 
-def _load_folder(path: Path, random_weights: bool, seed: int, max_context: int | None) -> ModelInput:
+def _load_folder(path: Path, random_weights: bool, seed: int, max_context: int | None, weights: bool) -> ModelInput:
     if not (path / "config.json").exists():
         raise FrontendError(f"{path} is a folder without config.json; expected {KINDS}")
-    return load_folder(path, random_weights=random_weights, seed=seed, max_context=max_context)
+    return load_folder(path, random_weights=random_weights, seed=seed, max_context=max_context, read_weights=weights)
 
 
 def _load_file(path: Path, allow_pickle: bool, want_tokenizer: bool, max_context: int | None) -> ModelInput:

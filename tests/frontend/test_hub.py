@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from kogc.explain import explain
 from kogc.frontend.errors import FrontendError
 from kogc.frontend.hub import is_hub_id
 from kogc.frontend.load import load_model
@@ -37,6 +38,14 @@ def test_an_id_is_fetched_without_code_and_named_after_the_model(hub, tmp_path):
     model = load_model("somebody/Tiny-Llama")
     assert model.name == "Tiny-Llama"
     assert hub.calls == [("somebody/Tiny-Llama", {"allow_patterns": ["*.json", "*.safetensors", "*.jinja"]})]
+
+
+def test_without_weights_only_the_shape_is_fetched(hub, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(PRESETS["llama-tiny"]))
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"model.norm.weight": "absent.safetensors"}}))
+    hub.answer = tmp_path
+    assert explain("somebody/Tiny-Llama").supported
+    assert hub.calls == [("somebody/Tiny-Llama", {"allow_patterns": ["*.json", "*.jinja"]})]
 
 
 def test_what_cannot_be_had_is_one_line(hub):
