@@ -38,8 +38,8 @@ class Buffer:
     ``payload``: ``vector`` holds fp32 [lanes, width] per token; ``partials`` attention partials, fp32
     [lanes, heads/lane, splits, head_dim + 2] per token (accumulator, running maximum, sum of weights), width covering
     everything behind lanes; ``cache`` carries no data: it orders KV appends before their readers; ``best`` is one
-    (logit, index) pair per worker and token. ``scope``: ``group`` when all readers lie in the writer's lane, else ``grid``
-    (later ``ranks``).
+    (logit, index) pair per worker and token. ``scope``: ``group`` when all readers lie in the writer's lane, ``grid`` when they
+    lie in the writer's rank, else ``ranks``: then ``Output.sent_to`` tells which writes go where.
     """
 
     name: str
@@ -131,13 +131,18 @@ class Matrix:
 @dataclass(frozen=True)
 class Output:
     """A value that leaves a stage. ``kind``: ``buffer`` (publish), ``cache`` (append to ``caches`` and publish the order
-    in ``buffer``), ``logits`` (to the host when it asks, and into the worker's running best, published in ``buffer``)."""
+    in ``buffer``), ``logits`` (to the host when it asks, and into the worker's running best, published in ``buffer``).
+
+    ``sent_to``: the ranks whose memory the value is put into besides its maker's own, as a mask (bit r for rank r), one per
+    iteration; empty when it never leaves a rank.
+    """
 
     value: str
     kind: str
     buffer: str
     write: Affine
     caches: tuple[str, ...] = ()
+    sent_to: tuple[int, ...] = ()
 
 
 #: How a unit's rows are picked: ``row`` (arity 1), ``rope`` pairs (arity 2), ``gated`` gate/up rows (arity 2).
@@ -294,7 +299,11 @@ class Cache:
 
 @dataclass(frozen=True)
 class Program:
-    """The rolled decode step of one rank. ``dtype`` is the storage dtype of weights and caches."""
+    """The rolled decode step. ``dtype`` is the storage dtype of weights and caches.
+
+    ``ranks``: separate memories among which workers are split evenly, in order; each holds its workers' weights, its lanes'
+    caches, and a copy of every exchange buffer, which other ranks' workers write to (``Output.sent_to``) and never read.
+    """
 
     model: str
     dtype: str

@@ -16,7 +16,7 @@ from kogc.ir.program import Program
 from kogc.ir.types import TensorType
 
 #: Raised whenever the meaning of the text changes; readers refuse other numbers.
-PROGRAM_SCHEMA = 2
+PROGRAM_SCHEMA = 3
 GRAPH_SCHEMA = 1
 
 

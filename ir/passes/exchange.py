@@ -7,10 +7,12 @@ wait that is missing from the schedule shows as a read that nothing covers.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 
 import numpy as np
 
-from kogc.ir.passes.elements import Deal, made_by, needed_of, prologue_operands
+from kogc.ir.passes.elements import Deal, Made, late_outputs, made_by, needed_of, prologue_operands
 from kogc.ir.passes.spans import PlanError, Spans
 from kogc.ir.program import Buffer, Operand, Program, Schedule, Stage, WorkerStage
 
@@ -38,12 +40,14 @@ class Read:
 @dataclass(frozen=True)
 class Publish:
     """What every worker publishes of one write. ``early``: once the prologue's outputs are stored; else when the stage is
-    done: all its reads and stores come before the first of these."""
+    done: all its reads and stores come before the first of these. ``sent_to``: the ranks that get it besides the worker's own,
+    as a mask."""
 
     buffer: str
     write: int
     early: bool
     spans: Spans
+    sent_to: int = 0
 
 
 @dataclass(frozen=True)
@@ -74,11 +78,23 @@ class Event:
 
 @dataclass(frozen=True)
 class SyncPlan:
-    """The events of one step, stage instance by stage instance, for all workers."""
+    """The events of one step, stage instance by stage instance, for all workers of all ``ranks``."""
 
     workers: int
     buffers: dict[str, Buffer]
     instances: tuple[Instance, ...]
+    ranks: int = 1
+
+    def rank_of(self) -> np.ndarray:
+        """The rank of every worker: int [workers]."""
+        return np.arange(self.workers) * self.ranks // self.workers
+
+    def unsent(self, publish: Publish, wanted: np.ndarray) -> np.ndarray:
+        """Which of the pairs ``wanted`` (bool [reader, maker]) of a write do not meet in one memory: two ranks, and the value
+        is not sent to the reader's."""
+        ranks = self.rank_of()
+        got = (publish.sent_to >> ranks & 1).astype(bool)
+        return wanted & ~got[:, None] & (ranks[:, None] != ranks[None])
 
     def events(self, worker: int) -> list[Event]:
         """What ``worker`` does in one step, in order. Prologue waits, reads and publishes come before the epilogue's."""
@@ -122,12 +138,19 @@ def sync_plan(program: Program, schedule: Schedule) -> SyncPlan:
                 is_head(stage),
                 tuple(_wait(operand, iteration, i, i in early, work) for i, operand in enumerate(stage.operands)),
                 tuple(_reads(program, schedule, stage, iteration, deal, early, made, appended)),
-                tuple(Publish(one.buffer, one.write, one.early, one.spans) for one in writes),
+                tuple(Publish(one.buffer, one.write, one.early, one.spans, _sent_to(stage, iteration, one)) for one in writes),
             )
         )
         made.update({(one.buffer, one.write): one.spans for one in writes})
         appended.update(_appends(stage, iteration))
-    return SyncPlan(schedule.workers, {buffer.name: buffer for buffer in program.buffers}, tuple(instances))
+    return SyncPlan(schedule.workers, {buffer.name: buffer for buffer in program.buffers}, tuple(instances), program.ranks)
+
+
+def _sent_to(stage: Stage, iteration: int, made: Made) -> int:
+    """To which ranks some output of the stage sends this write."""
+    outputs = (*stage.prologue_outputs, *(output for _, output in late_outputs(stage)))
+    masks = (o.sent_to[iteration] for o in outputs if o.sent_to and (o.buffer, o.write.at(iteration)) == (made.buffer, made.write))
+    return reduce(or_, masks, 0)
 
 
 def _wait(operand: Operand, iteration: int, number: int, early: bool, work: tuple[WorkerStage, ...]) -> Wait:

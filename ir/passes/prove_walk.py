@@ -139,6 +139,11 @@ class Walk:
                 f"{instance}: worker {reader} waits for worker {producer} to publish write {wait.write} of buffer {wait.buffer}, "
                 f"but it owns nothing of it in {self.plan.instances[source.instance]}: it would wait forever"
             )
+        for reader, producer in np.argwhere(self.plan.unsent(source.publish, wait.producers))[:1]:
+            raise PlanError(
+                f"{instance}: worker {reader} waits for worker {producer} of another rank to publish write {wait.write} of buffer "
+                f"{wait.buffer}, which {self.plan.instances[source.instance]} does not send to its rank: it would wait forever"
+            )
         readers = np.flatnonzero(wait.producers.any(1))
         # A worker may count among its own producers without knowing more for it; then most rows are alike.
         rows = wait.producers[readers].copy()
@@ -172,7 +177,13 @@ class Walk:
                 f"{instance}: worker {worker} reads elements {low} … {high} of buffer {read.buffer}, write {read.write}, which no "
                 "earlier stage of the step publishes in full"
             )
-        return needs(read.spans, source.publish.spans, self.plan.workers)
+        needed = needs(read.spans, source.publish.spans, self.plan.workers)
+        for reader, owner in np.argwhere(self.plan.unsent(source.publish, needed))[:1]:
+            raise PlanError(
+                f"{instance}: worker {reader} reads write {read.write} of buffer {read.buffer}, whose part by worker {owner} lies in "
+                f"another rank's memory: {self.plan.instances[source.instance]} does not send it"
+            )
+        return needed
 
     def _check_reads(self, number: int, early: bool, knows: np.ndarray, heard: _Heard, step: int) -> None:
         instance = self.plan.instances[number]

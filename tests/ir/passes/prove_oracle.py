@@ -25,7 +25,7 @@ class _Events:
     def __init__(self, plan: SyncPlan, kinds: Sequence[str], tagged: bool) -> None:
         self.plan, self.kinds, self.tagged = plan, kinds, tagged
         self.graph = nx.DiGraph()
-        self.awaits, self.reads, self.publishes = [], [], {}
+        self.awaits, self.reads, self.publishes, self.sent = [], [], {}, {}
         self.broken = False
         for worker in range(plan.workers):
             self.last, self.awaited = None, {}
@@ -81,10 +81,11 @@ class _Events:
             else:
                 self._next(node)
             self.publishes[key] = (node, write, stored, elements)
+            self.sent[key] = one.sent_to
 
     def safe(self) -> bool:
         for node, buffer, index, producer in self.awaits:
-            if (buffer, index, producer) not in self.publishes:
+            if (buffer, index, producer) not in self.publishes or not self._reaches(node[1], (buffer, index, producer)):
                 return False
             self.graph.add_edge(self.publishes[buffer, index, producer][0], node)
         if self.broken or not nx.is_directed_acyclic_graph(self.graph):
@@ -92,6 +93,12 @@ class _Events:
         self.before = self._before()
         written = all(self._written(*read) for read in self.reads)
         return written and all(self._free(*key, *made) for key, made in self.publishes.items())
+
+    def _reaches(self, reader: int, key: tuple[str, int, int]) -> bool:
+        """Whether what a producer publishes gets into the memory of the reader's rank."""
+        size = self.plan.workers // self.plan.ranks
+        rank = reader // size
+        return key[2] // size == rank or bool(self.sent[key] >> rank & 1)
 
     def _before(self) -> dict:
         """Node → bit set of everything that happened before it."""
@@ -108,6 +115,8 @@ class _Events:
         for producer in range(self.plan.workers):
             made = self.publishes.get((buffer, index, producer))
             if made and elements & made[3]:
+                if not self._reaches(node[1], (buffer, index, producer)):
+                    return False
                 if (buffer, index, producer) not in awaited and not self.before[node] & self.bit[made[2]]:
                     return False
                 missing -= made[3]
