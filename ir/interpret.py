@@ -11,6 +11,7 @@ import numpy as np
 
 from kogc.ir.graph import Graph, GraphError, Node, where
 from kogc.ir.ops import op_row
+from kogc.ir.shards import shard_values, uncut
 from kogc.ir.types import TensorType
 from kogc.ir.weights import WeightSource
 
@@ -132,10 +133,13 @@ def weight_part(node: Node, stored: np.ndarray) -> np.ndarray:
     The stored values fill the node's shape in their order (lanes may be folded into rows or rows into lanes). With attr
     ``transpose`` they are stored as [lanes,] columns, rows. With attr ``rows`` (first, last) they are a vector of which
     that part is taken, from every lane if the part is as long as one lane of the node. With attr ``groups`` (axis, first, size,
-    step, count) only indices ``first + i · step + j`` of that axis are shown, i < count and j < size.
+    step, count) only indices ``first + i · step + j`` of that axis are shown, i < count and j < size. With attr ``cut`` they are
+    shared out over lanes (``kogc.ir.shards``).
 
     Raises GraphError when the values do not fit.
     """
+    if "cut" in node.attrs:
+        return shard_values(node, weight_part(uncut(node), stored))
     shape = tuple(node.type.shape)
     rows = node.attrs.get("rows")
     try:

@@ -52,8 +52,8 @@ def plan(model: ModelInput, dtype: str, workers: int, target: Target, dump: Dump
     """
     graph = decode_graph(model, dump, tell)
     tell("planning", 0, 0)
-    (part,) = partition(graph).graphs
-    dump("partition", verify(part))
+    part = verify(partition(graph))
+    dump("partition", part)
     viewed = separate_views(part)
     part = verify(viewed.graph)
     dump("views", part)

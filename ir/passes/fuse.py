@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from kogc.ir.graph import Graph
 from kogc.ir.passes.fuse_attention import to_stage_level, with_splits
-from kogc.ir.passes.fuse_names import Namer, parse_key
+from kogc.ir.passes.fuse_names import Namer, parse_key, uncut_key
 from kogc.ir.passes.fuse_place import Draft, Placement, place
 from kogc.ir.stages import PartGroup, StageGroup, StagePlan
 
@@ -69,7 +69,7 @@ def _named(graph: Graph, group: StageGroup, before: list[StageGroup], placement:
         return replace(group, name=name, title=f"{block}: attention", block=block, layer=before[query.stage].layer)
     keys = weight_keys(graph, group)
     embedding = before[0].core and weight_key(graph, before[0].core) if before else None
-    if keys == [embedding]:
+    if [uncut_key(key) for key in keys] == [embedding]:
         # A tied head would be called after the embedding table.
         keys = [graph[group.parts[0].linears[0]].module or "lm_head"]
     layer = parse_key(keys[0]).layer

@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from kogc.ir.shards import CUT_MARK
+
 
 @dataclass(frozen=True)
 class WeightName:
@@ -22,13 +24,18 @@ _VIEW = re.compile(r"(\[[^\]]*\]|\.T| as [\dx]+)+$")
 
 
 def parse_key(key: str) -> WeightName:
-    words = _VIEW.sub("", key).split(".")
+    words = _VIEW.sub("", uncut_key(key)).split(".")
     if len(words) > 1 and words[-1] == "weight":
         words.pop()
     number = next((i for i, word in enumerate(words) if word.isdigit() and i > 0), None)
     if number is None or number + 1 == len(words):
         return WeightName((), None, tuple(words))
     return WeightName(tuple(words[: number - 1]), ".".join(words[number - 1 : number + 1]), tuple(words[number + 1 :]))
+
+
+def uncut_key(key: str) -> str:
+    """The key of the tensor that ``key`` is a shard of, or itself."""
+    return key.partition(CUT_MARK)[0]
 
 
 class Namer:

@@ -1,39 +1,58 @@
-"""Partition: which lanes and rows of the model each rank owns."""
+"""Partition: the decode graph in as many lanes as ranks need, each of which is some rank's alone."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
 
 from kogc.ir.graph import Graph
+from kogc.ir.passes.cut import Uncut, cut
+
+#: Numbers of ranks up to this one are looked at for one that divides a model.
+MOST_TRIED = 16
 
 
-@dataclass(frozen=True)
-class Partitioned:
-    """A decode graph dealt to ranks: ``graphs[r]`` is what rank r runs, ``lanes[r]`` the model's lanes it owns."""
-
-    ranks: int
-    graphs: tuple[Graph, ...]
-    lanes: tuple[tuple[int, ...], ...]
+class PartitionError(ValueError):
+    """A model that does not divide over the ranks. The message names what does not divide, and which numbers would."""
 
 
-def partition(graph: Graph, ranks: int = 1) -> Partitioned:
-    """Deal ``graph`` to ``ranks`` ranks. One rank owns everything and runs the graph as it is.
+def partition(graph: Graph, ranks: int = 1) -> Graph:
+    """``graph`` with lanes that divide over ``ranks`` ranks: rank r owns the r-th part of them, in their order.
 
-    Raises:
-        ValueError: ``ranks`` is below 1 or does not divide the lanes.
-        NotImplementedError: more than one rank (issue 4).
+    A model's own lanes are dealt whole, so that its graph stays as it is; one without lanes is cut into as many as there are
+    ranks. One rank owns everything.
+
+    Raises PartitionError.
     """
-    lanes = lane_count(graph)
     if ranks < 1:
-        raise ValueError(f"ranks is {ranks}, expected at least 1")
+        raise PartitionError(f"ranks is {ranks}, expected at least 1")
+    lanes = lane_count(graph)
+    if ranks == 1:
+        return graph
     if lanes > 1 and lanes % ranks:
-        raise ValueError(f"{ranks} ranks do not divide the {lanes} lanes of {graph.name}")
-    if ranks > 1:
-        raise NotImplementedError(f"{ranks} ranks: programs of more than one rank are not built yet")
-    return Partitioned(1, (graph,), (tuple(range(lanes)),))
+        raise _refusal(ranks, f"the {lanes} lanes of {graph.name}", [n for n in range(1, lanes + 1) if lanes % n == 0])
+    if lanes > 1:
+        return graph
+    try:
+        return cut(graph, ranks)
+    except Uncut as obstacle:
+        raise _refusal(ranks, str(obstacle), [1, *(n for n in range(2, MOST_TRIED + 1) if _divides(graph, n))]) from None
+
+
+def _divides(graph: Graph, ranks: int) -> bool:
+    try:
+        return bool(cut(graph, ranks))
+    except Uncut:
+        return False
 
 
 def lane_count(graph: Graph) -> int:
     """Lanes of the model: the widest lane axis of a linear's weight, 1 without lanes."""
     weights = (graph[node.inputs[1]].type.shape for node in graph if node.op == "linear")
     return max((shape[0] for shape in weights if len(shape) == 3), default=1)
+
+
+def _refusal(ranks: int, what: str, possible: Iterable[int]) -> PartitionError:
+    """What to raise when ``ranks`` do not divide ``what``; ``possible`` numbers of ranks would."""
+    *most, last = map(str, possible)
+    choice = f"{', '.join(most)} or {last}" if most else last
+    return PartitionError(f"{ranks} ranks do not divide {what}; {choice} would")

@@ -13,6 +13,7 @@ import numpy as np
 
 from kogc.ir.graph import Graph, Node
 from kogc.ir.interpret import leaf_value
+from kogc.ir.shards import CUT_MARK, uncut
 from kogc.ir.weights import WeightSource
 
 
@@ -59,6 +60,10 @@ def source_key(leaf: Node) -> str:
 
 def _own_key(leaf: Node, taken: Mapping[str, Node]) -> str:
     """The stored key, with what is done to it; the same view has the same key."""
+    if "cut" in leaf.attrs:
+        (first, last), whole = leaf.attrs["part"], leaf.attrs["whole"]
+        part = f" {first} to {last - 1}" if (first, last) != (0, whole[0]) else ""
+        return f"{_own_key(uncut(leaf), taken)}{CUT_MARK}{leaf.attrs['cut']}{part}"
     rows, key = leaf.attrs.get("rows"), leaf.attrs["key"]
     if rows:
         key += f"[{rows[0]}:{rows[1]}]"
