@@ -20,7 +20,7 @@ _PACKAGES = ("kogc", "kogc.ir", "kogc.models", "kogc.targets", "kogc.templates")
 _SUFFIXES = (".py", ".j2", ".h", ".cu", ".cuh", ".toml")
 
 
-def build_key(model: ModelInput, target: Target, dtype: str, workers: int, weights: bool) -> str:
+def build_key(model: ModelInput, target: Target, dtype: str, workers: int, ranks: int, weights: bool) -> str:
     """32 hex digits that change with the model, the options, kogc's own code, the compiler and the processor."""
     options = {
         "model": model.identity,
@@ -30,6 +30,7 @@ def build_key(model: ModelInput, target: Target, dtype: str, workers: int, weigh
         "tile_rows": target.tile_rows,
         "dtype": dtype,
         "workers": workers,
+        "ranks": ranks,
         "weights": weights,
         "toolchain": load_toolchain(target.name).toolchain_facts(),
         "kogc": __version__,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from kogc.codegen.pack_index import PackIndex, pack_index
+from kogc.codegen.pack_index import PackIndex
+from kogc.codegen.rank_pack import rank_indices, whole_index
 from kogc.codegen.render import Rendered, render
 from kogc.dump import Dump
 from kogc.frontend.errors import FrontendError
@@ -14,6 +15,7 @@ from kogc.frontend.model_input import ModelInput
 from kogc.frontend.trace import trace
 from kogc.ir.graph import Graph, Node
 from kogc.ir.ops import has_op
+from kogc.ir.passes.across_ranks import across_ranks, own_lookups
 from kogc.ir.passes.fuse import fuse
 from kogc.ir.passes.partition import partition
 from kogc.ir.passes.prove import prove, sampled_steps, settle_slots
@@ -35,24 +37,26 @@ from kogc.verify import Progress
 @dataclass(frozen=True)
 class Planned:
     """Everything about a kernel except its weights: the decode graph it computes, what it does, who does it, its text.
-    ``leaves`` say how its weights are made from the model's (``ViewedWeights``)."""
+    ``leaves`` say how its weights are made from the model's (``ViewedWeights``); ``indices`` where they lie in each rank's pack."""
 
     graph: Graph
     program: Program
     schedule: Schedule
-    index: PackIndex
+    indices: tuple[PackIndex, ...]
     rendered: Rendered
     leaves: Mapping[str, Node]
 
 
-def plan(model: ModelInput, dtype: str, workers: int, target: Target, dump: Dump, tell: Progress) -> Planned:
-    """Run all passes on ``model`` without reading a weight. Every pass's result is verified and handed to ``dump``.
+def plan(model: ModelInput, dtype: str, workers: int, target: Target, dump: Dump, tell: Progress, ranks: int = 1) -> Planned:
+    """Run all passes on ``model`` without reading a weight, for ``ranks`` ranks of ``workers`` workers each. Every pass's result
+    is verified and handed to ``dump``.
 
-    Raises FrontendError, UnrecognizedOp, GraphError: naming the op and the line of the user's model.
+    Raises FrontendError, UnrecognizedOp, GraphError: naming the op and the line of the user's model; PartitionError when the
+    model does not divide over the ranks.
     """
     graph = decode_graph(model, dump, tell)
     tell("planning", 0, 0)
-    part = verify(partition(graph))
+    part = verify(partition(graph, ranks))
     dump("partition", part)
     viewed = separate_views(part)
     part = verify(viewed.graph)
@@ -62,17 +66,17 @@ def plan(model: ModelInput, dtype: str, workers: int, target: Target, dump: Dump
     dump("stages", stages)
     capacity = _context(model, part)
     rolled = roll(stages, capacity, dtype, tuple(target.facts["step_tokens"]), model.name)
-    split = _separated(with_splits(rolled, choose_splits(rolled, workers)), target)
-    work = schedule(split, workers, target.tile_rows)
+    rolled = own_lookups(replace(rolled, ranks=ranks))
+    split = _separated(with_splits(rolled, choose_splits(rolled, ranks * workers)), target)
+    work = schedule(split, ranks * workers, target.tile_rows)
     tell("proving the sync plan", 0, 0)
-    program = _proven(split, work, tagged=target.near_floats is not None)
+    program = _proven(across_ranks(split, work), work, tagged=target.near_floats is not None)
     dump("program", program)
     dump("schedule", work)
     tell("rendering", 0, 0)
-    index = pack_index(program, work, target.layout)
-    rendered = render(program, work, target, index)
+    rendered = render(program, work, target, whole_index(program, work, target.layout))
     dump("kernel", rendered.source, Path(load_toolchain(target.name).SOURCE_MEMBER).suffix)
-    return Planned(part, program, work, index, rendered, viewed.leaves)
+    return Planned(part, program, work, rank_indices(program, work, target.layout), rendered, viewed.leaves)
 
 
 def _separated(program: Program, target: Target) -> Program:

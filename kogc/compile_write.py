@@ -12,6 +12,8 @@ from kogc.artifact_manifest import Manifest, Section
 from kogc.artifact_writer import ArtifactWriter
 from kogc.codegen.launch import LAUNCH_VERSION
 from kogc.codegen.pack import pack_stream
+from kogc.codegen.pack_index import PackIndex, weight_bytes
+from kogc.codegen.rank_pack import rank_schedules
 from kogc.compile_build import Built
 from kogc.compile_passes import Planned
 from kogc.frontend.model_input import ModelInput
@@ -46,7 +48,7 @@ def write_artifact(
     }
     if model.tokenizer_json is not None:
         texts[TOKENIZER] = model.tokenizer_json.encode()
-    packed = planned.index.total_bytes + len(planned.rendered.plan) if weights else 0
+    packed = sum(index.total_bytes + len(planned.rendered.plan) for index in planned.indices) if weights else 0
     tables = sum(table.nbytes for table in planned.graph.tables.values())
     with ArtifactWriter(path, packed + tables + sum(map(len, texts.values()))) as writer:
         for name, data in texts.items():
@@ -59,19 +61,22 @@ def write_artifact(
 
 
 def _pack(writer: ArtifactWriter, model: ModelInput, planned: Planned, target: Target, tell: Progress) -> None:
-    """Fill ``weights/rank-0.bin``: streams, embedding tables and constants, and behind them the plan."""
-    index, plan = planned.index, planned.rendered.plan
-    with writer.region(weights_name(0), index.total_bytes + len(plan)) as out:
-        pack_stream(
-            planned.program,
-            planned.schedule,
-            ViewedWeights(model.weights, planned.leaves),
-            target.layout,
-            out[: index.total_bytes],
-            planned.graph.tables,
-            progress=lambda done, total: tell("packing weights", done, total),
-        )
-        out[index.total_bytes :] = memoryview(plan)
+    """Fill ``weights/rank-N.bin`` for every rank: streams, embedding tables and constants, and behind them the plan."""
+    plan, before, total = planned.rendered.plan, 0, sum(index.total_bytes for index in planned.indices)
+    for rank, schedule in enumerate(rank_schedules(planned.program, planned.schedule)):
+        size = planned.indices[rank].total_bytes
+        with writer.region(weights_name(rank), size + len(plan)) as out:
+            pack_stream(
+                planned.program,
+                schedule,
+                ViewedWeights(model.weights, planned.leaves),
+                target.layout,
+                out[:size],
+                planned.graph.tables,
+                progress=lambda done, _, before=before: tell("packing weights", before + done, total),
+            )
+            out[size:] = memoryview(plan)
+        before += size
 
 
 def _gate(writer: ArtifactWriter, reference: tuple[str, Reference], tell: Progress) -> GateResult:
@@ -87,21 +92,21 @@ def _gate(writer: ArtifactWriter, reference: tuple[str, Reference], tell: Progre
 
 def _manifest(model: ModelInput, planned: Planned, target: Target, binary_facts: Mapping[str, Any], key: str, weights: bool) -> Manifest:
     toolchain = load_toolchain(target.name)
-    program, index, rendered = planned.program, planned.index, planned.rendered
+    program, rendered = planned.program, planned.rendered
     return Manifest(
         model=model.name,
         target=target.name,
         dtype=program.dtype,
         vocab=program.vocab,
         context=program.capacity,
-        workers=planned.schedule.workers,
+        workers=planned.schedule.workers // program.ranks,
         tile_rows=planned.schedule.tile_rows,
         step_tokens=program.step_tokens,
         launch_version=LAUNCH_VERSION,
         kv_bytes=rendered.kv_bytes,
         exchange_bytes=rendered.exchange_bytes,
         stages=rendered.stages,
-        sections=(_sections(planned),) if weights else (),
+        sections=tuple(_sections(index, rendered.plan) for index in planned.indices) if weights else (),
         ranks=program.ranks,
         probe_bytes=0,
         model_type=model.config.get("model_type"),
@@ -112,19 +117,23 @@ def _manifest(model: ModelInput, planned: Planned, target: Target, binary_facts:
         toolchain=toolchain.toolchain_facts(),
         cpu_features=toolchain.required_features(),
         build_key=key,
-        meta={"padding_bytes": index.padding_bytes, **binary_facts},
+        meta={"padding_bytes": _padding_bytes(planned), **binary_facts},
         kogc=__version__,
     )
 
 
-def _sections(planned: Planned) -> dict[str, Section]:
-    """Where the launch struct's pointers point to in the packed file."""
-    index = planned.index
+def _padding_bytes(planned: Planned) -> int:
+    """Zeros in the streams of all ranks."""
+    return sum(length for index in planned.indices for _, length in index.streams) - weight_bytes(planned.program)
+
+
+def _sections(index: PackIndex, plan: bytes) -> dict[str, Section]:
+    """Where the launch struct's pointers point to in the packed file of a rank."""
     return {
         "stream": Section(0, index.embed_offset),
         "embed": Section(index.embed_offset, index.const_offset - index.embed_offset),
         "consts": Section(index.const_offset, index.total_bytes - index.const_offset),
-        "plan": Section(index.total_bytes, len(planned.rendered.plan)),
+        "plan": Section(index.total_bytes, len(plan)),
     }
 
 

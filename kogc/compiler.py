@@ -19,6 +19,7 @@ from kogc.errors import BadInput
 from kogc.frontend.load import load_model
 from kogc.frontend.model_input import ModelInput
 from kogc.frontend.sources import MissingWeights
+from kogc.ir.passes.across_ranks import MOST_RANKS
 from kogc.ir.passes.spans import PlanError
 from kogc.machine import memory_bytes, usable_cores
 from kogc.output import check_output
@@ -58,6 +59,7 @@ class Compiled:
             "dtype": manifest.dtype,
             "context": manifest.context,
             "workers": manifest.workers,
+            "ranks": manifest.ranks,
             "cached": self.cached,
             "seconds": round(self.seconds, 3),
             "gate_note": self.gate_note,
@@ -72,6 +74,7 @@ def compile(
     dtype: str | None = None,
     max_context: int | None = None,
     workers: int | None = None,
+    tp: int = 1,
     dump_ir: str | Path | None = None,
     random_weights: bool = False,
     allow_pickle: bool = False,
@@ -89,7 +92,8 @@ def compile(
         output: the file to write; by default one in the cache folder.
         dtype: ``fp32``, ``fp16`` or ``bf16`` for weights and KV cache; by default the model's own.
         max_context: positions the KV cache holds; by default all the model has.
-        workers: how many, baked in; by default what target.toml says, or one thread per usable core.
+        workers: how many on each rank, baked in; by default what target.toml says, or one thread per usable core in all.
+        tp: tensor parallelism, the number of ranks the model is cut over, baked in.
         dump_ir: folder for the result of every pass.
         random_weights: make a preset's weights up, seeded.
         allow_pickle: unpickle a whole module, which runs code from the file.
@@ -115,6 +119,7 @@ def compile_model(
     dtype: str | None = None,
     max_context: int | None = None,
     workers: int | None = None,
+    tp: int = 1,
     dump_ir: str | Path | None = None,
     random_weights: bool = False,
     allow_pickle: bool = False,
@@ -127,10 +132,11 @@ def compile_model(
     began = time.monotonic()
     tell = progress or (lambda step, done, total: None)
     machine = _target(target)
-    threads = machine.facts.get("workers", usable_cores()) if workers is None else workers
-    most = machine.facts.get("multiprocessors", MAX_WORKERS)
+    _check_ranks(tp, machine)
+    threads = machine.facts.get("workers", max(1, usable_cores() // tp)) if workers is None else workers
+    most = machine.facts.get("multiprocessors", MAX_WORKERS // tp)
     if not isinstance(threads, int) or not 1 <= threads <= most:
-        has = f" (an {machine.title} has {most} multiprocessors)" if most != MAX_WORKERS else ""
+        has = f" (an {machine.title} has {most} multiprocessors)" if "multiprocessors" in machine.facts else ""
         raise BadInput(f"workers is {threads!r}, expected an integer from 1 to {most}{has}")
     if max_context is not None and (not isinstance(max_context, int) or max_context < 2):
         raise BadInput(f"max_context is {max_context!r}, expected an integer of at least 2")
@@ -141,26 +147,26 @@ def compile_model(
     storage = _storage_dtype(dtype or model.dtype)
     if weights and isinstance(model.weights, MissingWeights):
         raise BadInput(model.weights.problem)
-    key = build_key(model, machine, storage, threads, weights)
+    key = build_key(model, machine, storage, threads, tp, weights)
     path = Path(output) if output is not None else cache_folder("artifacts") / f"{key}.kog"
     check_output(path, model_or_path)
     note = _why_no_gate(model, target, weights, gate, random_weights)
     known = unchanged(path, key, needs_gate=note is None)
     if known and dump_ir is None:
         return Compiled(known, True, time.monotonic() - began, known.manifest.gate, note)
-    planned = _plan(model, storage, threads, workers is not None, machine, dump_ir, tell)
+    planned = _plan(model, storage, threads, workers is not None, tp, machine, dump_ir, tell)
     reference = None if note else (PYTORCH, model_reference(model, planned.graph, storage))
     result = write_artifact(path, model, build_plan(planned, machine, tell), machine, key, weights, reference, tell)
     return Compiled(Artifact(path, intact=True), False, time.monotonic() - began, result, note)
 
 
 def _plan(
-    model: ModelInput, dtype: str, workers: int, chosen: bool, machine: Target, dump_ir: str | Path | None, tell: Progress
+    model: ModelInput, dtype: str, workers: int, chosen: bool, ranks: int, machine: Target, dump_ir: str | Path | None, tell: Progress
 ) -> Planned:
     """``plan``. A model without a safe plan for ``workers`` gets fewer of them, unless the user has ``chosen`` the number."""
     while True:
         try:
-            return plan(model, dtype, workers, machine, Dump(dump_ir), tell)
+            return plan(model, dtype, workers, machine, Dump(dump_ir), tell, ranks)
         except PlanError as error:
             if chosen:
                 raise BadInput(f"there is no safe plan for {model.name} on {workers} workers; try fewer with --workers ({error})") from error
@@ -173,6 +179,13 @@ def _target(name: str) -> Target:
     if name not in target_names():
         raise BadInput(f"there is no target {name!r}; known: {', '.join(target_names())} (see `kogc targets`)")
     return load_target(name)
+
+
+def _check_ranks(tp: int, machine: Target) -> None:
+    if not isinstance(tp, int) or not 1 <= tp <= MOST_RANKS:
+        raise BadInput(f"tp is {tp!r}, expected an integer from 1 to {MOST_RANKS}")
+    if tp > 1 and machine.ranks_machine is None:
+        raise BadInput(f"tp is {tp}, but kernels for {machine.name} run on one rank so far")
 
 
 def _storage_dtype(name: str) -> str:

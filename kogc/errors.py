@@ -63,8 +63,8 @@ class KernelStalled(EnvironmentFailure):
     """A worker waited longer than allowed for a value; everybody left the kernel.
 
     ``stage``: name of the stage that waited; ``iteration``: of its segment; ``worker`` waited for ``peer`` (``None``: for any
-    of several), for write ``expected``, and last saw ``seen``; ``step``: step of the launch. Fields are ``None`` when the
-    kernel could not tell.
+    of several), for write ``expected``, and last saw ``seen``; ``step``: step of the launch. ``rank`` and ``peer_rank``: theirs,
+    where there are several. Fields are ``None`` when the kernel could not tell.
     """
 
     def __init__(
@@ -77,19 +77,26 @@ class KernelStalled(EnvironmentFailure):
         seen: int | None = None,
         step: int | None = None,
         waited_s: float | None = None,
+        rank: int | None = None,
+        peer_rank: int | None = None,
     ) -> None:
         self.stage, self.iteration, self.worker, self.peer = stage, iteration, worker, peer
+        self.rank, self.peer_rank = rank, peer_rank
         self.expected, self.seen, self.step, self.waited_s = expected, seen, step, waited_s
         if stage is None:
             super().__init__("the kernel left without a result and without saying why; run `kogc verify` on the artifact")
             return
         limit = f" for {waited_s:g} s" if waited_s is not None else ""
-        other = "another" if peer is None else f"worker {peer}"
+        other = "another" if peer is None else _named(peer, peer_rank)
         found = f", expecting write {expected} and seeing {seen}" if expected is not None else ""
         super().__init__(
-            f"stage {stage} (iteration {iteration}, step {step}): worker {worker} waited{limit} for {other}{found}; "
+            f"stage {stage} (iteration {iteration}, step {step}): {_named(worker, rank)} waited{limit} for {other}{found}; "
             "if the machine was merely busy, raise stall_timeout"
         )
+
+
+def _named(worker: int | None, rank: int | None) -> str:
+    return f"worker {worker}" if rank is None else f"worker {worker} of rank {rank}"
 
 
 class WorkersMissing(KernelStalled):
@@ -101,6 +108,7 @@ class WorkersMissing(KernelStalled):
     def __init__(self, worker: int, waited_s: float, crowded: str) -> None:
         self.stage, self.iteration, self.step = "check-in", None, None
         self.worker, self.peer, self.expected, self.seen, self.waited_s = worker, None, None, None, waited_s
+        self.rank = self.peer_rank = None
         EnvironmentFailure.__init__(self, f"the kernel could not start: not all of its workers came to run within {waited_s:g} s; {crowded}")
 
 

@@ -41,7 +41,7 @@ def check_stages(artifact: Artifact, ids: Sequence[int], limit: float) -> list[S
     Returns one check per stage, in execution order. Raises ToolchainError where no C++ compiler works.
     """
     program, manifest = artifact.program, artifact.manifest
-    layout = make_layout(program, manifest.workers, manifest.tile_rows)
+    layout = make_layout(program, manifest.ranks * manifest.workers, manifest.tile_rows)
     with artifact.engine(probe=True) as engine:
         probed = engine.probe(list(ids))
     run = _LeanRun(program, packed_weights(artifact), artifact.tables)

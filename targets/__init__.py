@@ -19,6 +19,8 @@ own flags              where words carry their own flags: ``take_in``, ``take_in
                        ``meet``, ``end_unit`` (``for_units`` of several parts at once)
 exchange               ``Buffer``, ``View``, ``await`` (bounded, aborting), ``received`` (all that was awaited is here),
                        ``Outgoing``, ``outgoing`` (a write begins), ``publish``, ``publish_best``, ``best_of``
+ranks                  kernels of several ranks only: ``Sending``, ``sending`` (a write that other ranks read begins), and
+                       ``store_rows``, ``copy_rows``, ``publish``, ``publish_best`` of such a write
 rows                   ``load_rows``, ``store_rows``, ``append_rows``, ``rope_angles``, ``for_rows`` (an embedding's rows), ``each_row``,
                        ``copy_rows``, ``take_logits``
 ``attend``             attention of one key/value head over a span of the cache
@@ -88,7 +90,8 @@ class Target:
     ``tile_rows``: rows of a tile. ``layout``: [units, arity, tile_rows, k] → the order in the stream. ``constants``: (name,
     value, meaning) that the machine layer needs. ``facts``: the whole target.toml. ``near_floats``: exchanged words carry
     their own flags, and a worker keeps what it receives in memory of its own, of which so many floats are near. Then ``dots`` tell how
-    its warps take in vectors, and ``memory`` what else lies in that memory.
+    its warps take in vectors, and ``memory`` what else lies in that memory. ``ranks_machine``: the machine layer of kernels of several
+    ranks; None: there are none.
     """
 
     name: str
@@ -101,6 +104,14 @@ class Target:
     near_floats: int | None = None
     dots: DotRules | None = None
     memory: WorkerMemory | None = None
+    ranks_machine: MachineLayer | None = None
+
+    def machine_for(self, ranks: int) -> MachineLayer:
+        """The machine layer of a kernel of ``ranks`` ranks. Raises ValueError where the target has no such kernels."""
+        machine = self.machine if ranks == 1 else self.ranks_machine
+        if machine is None:
+            raise ValueError(f"kernels for {self.title} run on one rank, not on {ranks}")
+        return machine
 
 
 def target_names() -> tuple[str, ...]:

@@ -10,6 +10,7 @@ import typer
 from kogc.cli.console import out, print_json, steps
 from kogc.cli.gate import gate_json, gate_line
 from kogc.cli.options import Dtype, examples
+from kogc.cli.ranks import workers_line
 
 EPILOG = examples(
     "kogc compile model.pt",
@@ -17,6 +18,7 @@ EPILOG = examples(
     "kogc compile preset:llama-3.2-1b --random-weights --target h200    (needs no GPU)",
     "kogc compile ./my-llama-folder --max-context 2048 --workers 4",
     "kogc compile preset:laneformer-2b --random-weights --dtype fp16",
+    "kogc compile laneformer.pt --tp 2 --workers 4    (two ranks of four workers)",
     "kogc compile model.pt --dump-ir ir/    (every pass as text and JSON)",
 )
 
@@ -32,6 +34,7 @@ def command(
     dtype: Annotated[Dtype | None, typer.Option(help="Storage type of weights and KV cache; by default the model's own.")] = None,
     max_context: Annotated[int | None, typer.Option(min=1, help="Positions the KV cache holds; by default the model's own limit.")] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Workers, baked in; by default one thread per core, or what the target says.")] = None,
+    tp: Annotated[int, typer.Option(min=1, help="Ranks to cut the model over (tensor parallelism), baked in; --workers is for each of them.")] = 1,
     dump_ir: Annotated[Path | None, typer.Option(metavar="DIR", help="Write the result of every pass into this folder.")] = None,
     random_weights: Annotated[bool, typer.Option("--random-weights", help="Make the weights up (seeded): for speed work on presets and folders without weights.")] = False,
     weights: Annotated[bool, typer.Option("--weights/--no-weights", help="With --no-weights: emit and build the code only.")] = True,
@@ -51,6 +54,7 @@ def command(
             dtype=dtype.value if dtype else None,
             max_context=max_context,
             workers=workers,
+            tp=tp,
             dump_ir=dump_ir,
             random_weights=random_weights,
             weights=weights,
@@ -64,7 +68,7 @@ def command(
         return
     manifest = done.artifact.manifest
     state = "unchanged" if done.cached else f"compiled in {done.seconds:.1f} s"
-    out.print(f"{done.artifact.path}: {manifest.model} for {manifest.target}, {manifest.dtype}, {manifest.workers} workers, {state}", markup=False)
+    out.print(f"{done.artifact.path}: {manifest.model} for {manifest.target}, {manifest.dtype}, {workers_line(manifest)}, {state}", markup=False)
     out.print(gate_line(done.gate, done.gate_note), markup=False)
     out.print(f"next: kogc run {done.artifact.path} --prompt 'def '    or    kogc inspect {done.artifact.path} --source", markup=False)
 

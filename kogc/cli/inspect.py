@@ -13,6 +13,7 @@ from rich.table import Table
 from kogc.cli.console import out, print_json
 from kogc.cli.gate import gate_json, gate_line
 from kogc.cli.options import examples
+from kogc.cli.ranks import workers_line
 from kogc.errors import BadInput, OutputFailure
 
 EPILOG = examples(
@@ -92,7 +93,7 @@ def _summarize(artifact: Any, bandwidth: float | None, as_json: bool) -> None:
     if as_json:
         print_json(
             {
-                "model": facts.model, "target": facts.target, "dtype": facts.dtype, "workers": facts.workers,
+                "model": facts.model, "target": facts.target, "dtype": facts.dtype, "workers": facts.workers, "ranks": artifact.manifest.ranks,
                 "context": facts.context, "layers": facts.layers, "stages": [vars(row) for row in facts.stages],
                 "exchanges_per_layer": facts.exchanges_per_layer, "weight_bytes_per_token": facts.traffic.weights,
                 "kv_bytes_per_token": facts.traffic.kv, "position": facts.position, "bandwidth_gb_s": bandwidth,
@@ -101,7 +102,7 @@ def _summarize(artifact: Any, bandwidth: float | None, as_json: bool) -> None:
             }
         )  # fmt: skip
         return
-    out.print(f"{facts.model} for {facts.target}: {facts.dtype}, {facts.workers} workers, context {facts.context}, {_size(facts.file_bytes)} on disk", markup=False)
+    out.print(f"{facts.model} for {facts.target}: {facts.dtype}, {workers_line(artifact.manifest)}, context {facts.context}, {_size(facts.file_bytes)} on disk", markup=False)
     out.print(_stage_table(facts))
     out.print(f"layers               {facts.layers}, in {facts.source_lines} lines of source")
     if facts.resources_line:

@@ -53,6 +53,11 @@ LAUNCH_FIELDS = (
     Field("control", "uint32_t*", _P, "GPUs: 64 bytes zeroed before every launch; word 0: leave, set by the host to cancel; else null"),
 )
 
+#: Behind the others, in kernels of several ranks only: those of one rank never look there.
+RANK_FIELDS = (
+    Field("peers", "uint8_t* const*", _P, "the exchange buffers of all ranks as this rank reaches them, its own among them"),
+)
+
 STATE_FIELDS = (
     Field("produced", "int32_t", ctypes.c_int32, "tokens in the ring (generate) or positions done (teacher-forced); release-stored"),
     Field("finished", "int32_t", ctypes.c_int32, "FINISH_REASONS key; 0 while running; release-stored last"),
@@ -73,9 +78,9 @@ STATE_FIELDS = (
 
 
 class Launch(ctypes.Structure):
-    """Host view of the launch struct."""
+    """Host view of the launch struct. A launch of several ranks has one for each, one behind the other."""
 
-    _fields_ = [(field.name, field.ctype) for field in LAUNCH_FIELDS]
+    _fields_ = [(field.name, field.ctype) for field in (*LAUNCH_FIELDS, *RANK_FIELDS)]
 
 
 class State(ctypes.Structure):

@@ -55,7 +55,7 @@ class ProbeEntry:
 
 @dataclass(frozen=True)
 class Layout:
-    """Everything the kernel addresses by constants. Sizes in bytes, ``*_floats`` in fp32 values.
+    """Everything the kernel addresses by constants. Sizes in bytes, ``*_floats`` in fp32 values, memory that of one rank.
 
     ``scratch[stage number][op name]`` is the offset of a prologue result in a worker's scratch; ``probe_first[stage number,
     output number]`` the entry of iteration 0 (``stage_outputs`` counts); the next iterations follow at once. Behind the
@@ -75,6 +75,7 @@ class Layout:
     cache_align: int = 1
     far_begin: int = 0
     reports_begin: int = 0
+    ranks: int = 1
 
     def cache_pitch(self, dtype: str, head_dim: int) -> int:
         """Values from one position of a cache to the next."""
@@ -85,7 +86,7 @@ class Layout:
 
 
 def make_layout(program: Program, workers: int, tile_rows: int, tagged: bool = False) -> Layout:
-    """Lay out the memory of ``program`` for ``workers`` workers with tiles of ``tile_rows`` rows.
+    """Lay out the memory of ``program`` for ``workers`` workers (of all ranks) with tiles of ``tile_rows`` rows.
 
     ``tagged``: exchanged words carry their own flags, so that there are no others, and what is appended to the caches in a
     step crosses the exchange, too.
@@ -99,6 +100,7 @@ def make_layout(program: Program, workers: int, tile_rows: int, tagged: bool = F
     return Layout(
         columns, buffers, exchange_bytes, caches, kv_bytes, tuple(offsets for offsets, _ in scratch),
         max((size for _, size in scratch), default=0) or _LINE_FLOATS, probes, probe_first, probe_floats, align,
+        ranks=program.ranks,
     )  # fmt: skip
 
 
@@ -187,7 +189,7 @@ def _place_caches(program: Program, align: int) -> tuple[dict[str, int], int]:
     offsets, offset = {}, 0
     for cache in program.caches:
         offsets[cache.key] = offset
-        offset = round_up(offset + cache.kv_heads * cache.capacity * cache_row_bytes(program.dtype, cache.head_dim, align), LINE_BYTES)
+        offset = round_up(offset + cache.kv_heads // program.ranks * cache.capacity * cache_row_bytes(program.dtype, cache.head_dim, align), LINE_BYTES)
     return offsets, offset
 
 

@@ -30,6 +30,10 @@ class PackedWeights:
     def keys(self) -> Iterable[str]:
         return [*self._widths, *(key for key in self._matrices if key not in self._widths), *self._consts]
 
+    def is_dealt(self, key: str) -> bool:
+        """Whether the rows of ``key`` lie in the workers' streams."""
+        return key not in self._widths and key not in self._consts
+
     def get(self, key: str) -> np.ndarray:
         if key in self._widths:
             return self._embed(key)

@@ -12,7 +12,7 @@ from typing import Any
 import jinja2
 
 import kogc.templates
-from kogc.codegen.launch import FINISH_REASONS, LAUNCH_FIELDS, LAUNCH_VERSION, MODE_GENERATE, MODE_TEACHER_FORCED, STATE_FIELDS, c_struct
+from kogc.codegen.launch import FINISH_REASONS, LAUNCH_FIELDS, LAUNCH_VERSION, MODE_GENERATE, MODE_TEACHER_FORCED, RANK_FIELDS, STATE_FIELDS, c_struct
 from kogc.codegen.layout import Layout, ProbeEntry, make_layout, numbered_stages, with_far_memory
 from kogc.codegen.names import Scope, float_literal
 from kogc.codegen.pack_index import PackIndex
@@ -26,6 +26,9 @@ from kogc.targets import Target
 
 #: ``launch.fault`` of a fault build.
 FAULTS = {"dropped_publish": 1, "wrong_slot": 2, "stuck": 3}
+
+#: Those that need several ranks: what is published stays in its maker's rank.
+RANK_FAULTS = {"dropped_send": 4}
 
 #: What ``kogc_query(n)`` of a kernel answers for n = 0, 1, …
 QUERIES = (
@@ -95,10 +98,10 @@ def _source(program: Program, schedule: Schedule, target: Target, layout: Layout
     text = environment.get_template("kernel.j2").render(
         program=program,
         target=target,
-        machine=target.machine,
+        machine=target.machine_for(program.ranks),
         workers=schedule.workers,
         tile_rows=schedule.tile_rows,
-        launch=_launch(),
+        launch=_launch(program.ranks),
         sizes=_sizes(program, layout, index, contexts, staging),
         buffers=[(buffers.name(placed.buffer.name), placed) for placed in layout.buffers],
         plan=tables,
@@ -138,12 +141,12 @@ def _check_ops(contexts: list[StageContext]) -> None:
                 raise RenderError(f"stage {stage.name}: op {op.op} has no epilogue code (templates/ops_epilogue.j2)")
 
 
-def _launch() -> Mapping[str, Any]:
+def _launch(ranks: int) -> Mapping[str, Any]:
     reasons = [(f"FINISH_{name.upper()}", number) for number, name in FINISH_REASONS.items()]
-    faults = [(f"FAULT_{name.upper()}", number) for name, number in FAULTS.items()]
+    faults = [(f"FAULT_{name.upper()}", number) for name, number in (FAULTS | RANK_FAULTS if ranks > 1 else FAULTS).items()]
     return {
         "state": c_struct("kogc_state", STATE_FIELDS),
-        "launch": c_struct("kogc_launch", LAUNCH_FIELDS),
+        "launch": c_struct("kogc_launch", (*LAUNCH_FIELDS, *RANK_FIELDS) if ranks > 1 else LAUNCH_FIELDS),
         "version": LAUNCH_VERSION,
         "constants": [("MODE_GENERATE", MODE_GENERATE), ("MODE_TEACHER_FORCED", MODE_TEACHER_FORCED), *reasons, *faults],
     }

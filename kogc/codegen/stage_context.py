@@ -51,7 +51,7 @@ class ShareContext:
 @dataclass(frozen=True)
 class AttentionContext:
     """The attention core: ``q``, ``out``, ``new_keys`` and ``new_values`` (of the lane, made in this step) are expressions of
-    rows of column t, ``keys`` and ``values`` the caches."""
+    rows of column t, ``keys`` and ``values`` the caches, where ``own_lane`` is the lane."""
 
     kv_heads: int
     group: int
@@ -68,6 +68,7 @@ class AttentionContext:
     new_values: str
     write: str
     probe: str
+    own_lane: str
 
 
 @dataclass(frozen=True)
@@ -286,6 +287,8 @@ def _attention(program: Program, values: StageValues, caches: tuple[str, ...]) -
     if core.heads % core.kv_heads:
         raise RenderError(f"stage {values.stage.name}: {core.heads} query heads do not divide over {core.kv_heads} key/value heads")
     write = values.write_of(core.output)
+    if write.sent:
+        raise RenderError(f"stage {values.stage.name}: attention's partial results cannot be sent to other ranks")
     appended = [operand.name for operand in values.stage.operands if operand.access == "cache"]
     if len(appended) != 2:
         raise RenderError(f"stage {values.stage.name}: keys and values come from {len(appended)} buffers, expected two")
@@ -293,5 +296,5 @@ def _attention(program: Program, values: StageValues, caches: tuple[str, ...]) -
         core.kv_heads, core.heads // core.kv_heads, core.head_dim, values.layout.cache_pitch(program.dtype, core.head_dim), core.splits, core.scale, core.softcap,
         values.vector(core.q, "lane"), f"{write.name}.at(t, lane)", caches[0], caches[1],
         values.vector(appended[0], "lane"), values.vector(appended[1], "lane"), write.name,
-        probe_at(values, len(stage_outputs(values.stage)) - 1, "lane"),
+        probe_at(values, len(stage_outputs(values.stage)) - 1, "lane"), values.own_lane,
     )  # fmt: skip

@@ -188,7 +188,7 @@ def _beside(values: StageValues, lanes: int, width: int, rows: int) -> str:
 def _append(program: Program, values: StageValues, part: Part, output: Output, cache: str, tiles: tuple[str, ...], rows: int) -> list[str]:
     head_dim = next(c.head_dim for c in program.caches if c.key == output.caches[0])
     pitch = values.layout.cache_pitch(program.dtype, head_dim)
-    at = f"{cache} + ((int64_t)lane * {rows // head_dim} * CAPACITY + w.position[t]) * {pitch}"
+    at = f"{cache} + ((int64_t){values.own_lane} * {rows // head_dim} * CAPACITY + w.position[t]) * {pitch}"
     fresh = f"{values.write_of(output).name}.at(t, {'lane' if values.buffer(output.buffer).lanes > 1 else '0'})"
     return [f"append_rows<Rows, {head_dim}, {pitch}>(w, {at}, {fresh}, unit, {i}, {tile});" for i, tile in enumerate(tiles)]
 

@@ -31,13 +31,15 @@ class OperandView:
 
 @dataclass(frozen=True)
 class WriteView:
-    """A write of the stage, published once when the worker made any part of it."""
+    """A write of the stage, published once when the worker made any part of it; ``sent`` where other ranks read it in some
+    iteration."""
 
     name: str
     buffer: str
     write: str
     payload: str
     shape: str
+    sent: bool
 
 
 @dataclass(frozen=True)
@@ -116,13 +118,19 @@ class StageValues:
             buffer = self.buffer(output.buffer)
             name = self.scope.name(f"write {key}", f"new_{output.buffer}")
             self._writes[key] = WriteView(
-                name, self.buffer_constant(output.buffer), self.write_number(output.write), buffer.payload, _shape(buffer)
+                name, self.buffer_constant(output.buffer), self.write_number(output.write), buffer.payload, _shape(buffer),
+                bool(output.sent_to),
             )
         return self._writes[key]
 
     @property
     def writes(self) -> tuple[WriteView, ...]:
         return tuple(self._writes.values())
+
+    @property
+    def own_lane(self) -> str:
+        """The lane among those of the worker's rank, whose caches are all that the rank holds, as C++."""
+        return "lane" if self.layout.ranks == 1 else f"(lane % {self.stage.lanes // self.layout.ranks})"
 
     def buffer(self, name: str) -> Buffer:
         return self.layout.buffer(name).buffer

@@ -6,7 +6,8 @@ instance is ``first_instance(stage) + iteration``. The blob holds
 * word 0 (``PLAN_STREAMS``): where the streams are listed: per worker byte offset and length, two words each;
 * from ``shared``, one word per instance: where its facts for all workers begin: one word per Const (fp32 values from the
   consts' begin); two words per cache, appended ones in output order or the attention's keys and values (bytes from the
-  KV's begin); two words for an embedding table (bytes from the tables' begin); one word for an attention's window;
+  KV's begin); one word per write that other ranks read in some iteration: which do (bit r for rank r); two words for an embedding
+  table (bytes from the tables' begin); one word for an attention's window;
 * from ``work``, one word per instance and worker: where that worker's share begins: per Operand the intervals of workers
   to await (where words carry their own flags, and but for a vector that every warp takes in by itself: the lane and row its
   space begins with, and the intervals it needs as lane, first, last); the number of visits (not for ``sample``); the shares of values every worker computes (output, lane, first,
@@ -30,10 +31,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kogc.codegen.layout import Layout, computed_once, numbered_stages, stage_places
+from kogc.codegen.layout import Layout, computed_once, numbered_stages, stage_outputs, stage_places
 from kogc.codegen.pack_index import PackIndex
 from kogc.codegen.staging import Receipt, Staging
-from kogc.ir.program import Program, Run, Schedule, Share, Stage, WorkerStage
+from kogc.ir.program import Affine, Program, Run, Schedule, Share, Stage, WorkerStage
 from kogc.ir.types import NUMPY_DTYPES
 
 
@@ -161,11 +162,21 @@ def _shared_facts(program: Program, stage: Stage, iteration: int, layout: Layout
     words = [index.consts[const.key(iteration)] for const in stage.consts]
     for key in stage_caches(stage, iteration):
         words += _wide(layout.caches[key])
+    words += sent_writes(stage, iteration).values()
     if stage.embed_table:
         words += _wide(index.embeds[stage.embed_table] * NUMPY_DTYPES[program.dtype].itemsize)
     if stage.attention:
         words.append(_per_iteration(stage.attention.windows, iteration) or 0)
     return words
+
+
+def sent_writes(stage: Stage, iteration: int) -> dict[tuple[str, Affine], int]:
+    """The writes that leave their rank in some iteration, in the order of the stage's writes, and where they go in this one."""
+    found: dict[tuple[str, Affine], int] = {}
+    for output in (output for output, _ in stage_outputs(stage) if output.sent_to):
+        key = (output.buffer, output.write)
+        found[key] = found.get(key, 0) | output.sent_to[iteration]
+    return found
 
 
 def stage_caches(stage: Stage, iteration: int) -> tuple[str, ...]:

@@ -62,7 +62,7 @@ class Running(Protocol):
 
 @dataclass(frozen=True)
 class Needs:
-    """What a kernel asks for, in bytes: exchange buffers, KV caches of one session, probe values (probe builds)."""
+    """What a kernel asks for, in bytes: exchange buffers and KV caches of one session, of each rank; probe values (probe builds)."""
 
     exchange: int
     kv: int
@@ -101,7 +101,7 @@ class Device(Protocol):
     def start(self, launch: Launch, left: Callable[[], None]) -> Running:
         """Begin a launch and return at once; ``left`` is called, from any thread, when the kernel has left.
 
-        What ``launch`` points to must live until then.
+        ``launch`` is that of rank 0; those of the other ranks lie behind it. What they point to must live until then.
         """
         ...
 

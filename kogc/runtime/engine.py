@@ -70,10 +70,11 @@ class Engine:
         # Also at the interpreter's end: no kernel may write while memory is taken down.
         self._finalizer = weakref.finalize(self, _stop_all, self._jobs, self._device)
         try:
-            self._exchange = self._own(self._device.needs.exchange, "the exchange buffers")
-            self._kv = self._own(self._device.needs.kv, self._kv_name)
+            self._ranks = range(artifact.manifest.ranks)
+            self._exchange = [self._own(self._device.needs.exchange, "the exchange buffers") for _ in self._ranks]
+            self._kv = [self._own(self._device.needs.kv, self._kv_name) for _ in self._ranks]
             self._stamps = self._own(self._device.needs.probe, "the workers' clocks") if profile else None
-            self._pointers = Pointers(**self._upload(progress or (lambda step, done, total: None)), exchange=self._exchange.address)
+            self._pointers = self._upload(progress or (lambda step, done, total: None))
         except BaseException:
             self.close()
             raise
@@ -171,7 +172,7 @@ class Engine:
     def session(self) -> Session:
         """A conversation with KV caches of its own: pass it to ``generate`` and only new tokens are processed."""
         self._check_open()
-        session = Session(self._device.alloc(self._device.needs.kv, self._kv_name))
+        session = Session([self._device.alloc(self._device.needs.kv, self._kv_name) for _ in self._ranks])
         self._sessions.add(session)
         return session
 
@@ -246,10 +247,11 @@ class Engine:
         try:
             self._check_open()
             # Whatever a cancelled or aborted launch left there must not look like a value of this one.
-            self._exchange.clear()
+            for exchange in self._exchange:
+                exchange.clear()
             job = Job(
                 self._device, self._pointers, request, self._fault,
-                self.artifact.manifest.stages, self._device.columns, self._running.release,
+                self.artifact.manifest.stages, self._device.columns, self.artifact.manifest.workers, self._running.release,
             )  # fmt: skip
         except BaseException:
             self._running.release()
@@ -257,14 +259,22 @@ class Engine:
         self._jobs.add(job)
         return job
 
-    def _upload(self, tell: Callable[[str, float, float], None]) -> dict[str, int]:
-        """Section → its pointer on the device."""
-        sections = {name: self.artifact.section(name) for name in ("stream", "embed", "consts", "plan")}
-        total, before, pointers = sum(data.nbytes for data in sections.values()), 0, {}
-        for name, data in sections.items():
-            pointers[name] = self._device.upload(data, f"the weights ({name})", lambda done, before=before: tell("uploading weights", before + done, total))
+    def _upload(self, tell: Callable[[str, float, float], None]) -> list[Pointers]:
+        """The pointers of every rank."""
+        sections = {(rank, name): self.artifact.section(name, rank) for rank in self._ranks for name in ("stream", "embed", "consts", "plan")}
+        total, before, pointers = sum(data.nbytes for data in sections.values()), 0, [{} for _ in self._ranks]
+        for (rank, name), data in sections.items():
+            told = partial(_tell_uploaded, tell, before, total)
+            pointers[rank][name] = self._device.upload(data, f"the weights ({name})", told)
             before += data.nbytes
-        return pointers
+        peers = self._peers() if len(self._ranks) > 1 else 0
+        return [Pointers(**one, exchange=block.address, peers=peers) for one, block in zip(pointers, self._exchange, strict=True)]
+
+    def _peers(self) -> int:
+        """Where the addresses of all ranks' exchange buffers are listed."""
+        self._blocks.append(self._device.alloc(8 * len(self._ranks), "the list of ranks", host=True))
+        self._blocks[-1].view(np.uint64)[:] = [block.address for block in self._exchange]
+        return self._blocks[-1].address
 
     @property
     def _kv_name(self) -> str:
@@ -340,6 +350,10 @@ class Engine:
                 raise BadInput(f"stop holds {entry!r}, which is neither text nor an id below {vocab}")
         own = () if ignore_eos else (token for token in self.artifact.manifest.eos_ids if 0 <= token < vocab)
         return texts, tuple(dict.fromkeys((*own, *map(int, ids))))
+
+
+def _tell_uploaded(tell: Callable[[str, float, float], None], before: int, total: int, done: int) -> None:
+    tell("uploading weights", before + done, total)
 
 
 def _check_profile(artifact: Artifact, probe: bool, profile: bool) -> None:

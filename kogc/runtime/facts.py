@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Fact(IntEnum):
-    """Questions every kernel answers: ``kogc_query`` of a shared library, ``kogc_facts`` of a GPU's binary."""
+    """Questions every kernel answers (workers are those of all ranks, bytes those of one): ``kogc_query`` of a shared library, ``kogc_facts`` of a GPU's binary."""
 
     LAUNCH_VERSION = 0
     WORKERS = 1
@@ -44,7 +44,7 @@ def check_facts(artifact: Artifact, facts: Mapping[int, int]) -> None:
         )
     manifest = artifact.manifest
     expected = {
-        Fact.WORKERS: manifest.workers,
+        Fact.WORKERS: manifest.ranks * manifest.workers,
         Fact.TILE_ROWS: manifest.tile_rows,
         Fact.VOCAB: manifest.vocab,
         Fact.CAPACITY: manifest.context,

@@ -16,32 +16,36 @@ from kogc.runtime.device import Block, Device, Running
 
 @dataclass(frozen=True)
 class Fault:
-    """Fault injection: ``kind`` 1 dropped publish, 2 wrong slot, 3 stuck worker, at a global stage number and a worker."""
+    """Fault injection: ``kind`` 1 dropped publish, 2 wrong slot, 3 stuck worker, 4 dropped on the way to other ranks, at a
+    global stage number and a worker of ``rank``."""
 
     kind: int
     stage: int
     worker: int
+    rank: int = 0
 
 
 @dataclass(frozen=True)
 class Pointers:
-    """What is the same for every launch of an engine: device pointers of weights, tables and exchange buffers."""
+    """What is the same for every launch of an engine: device pointers of a rank's weights, tables and exchange buffers.
+    ``peers``: where the exchange buffers of all ranks are listed; 0 when there is one."""
 
     stream: int
     embed: int
     consts: int
     plan: int
     exchange: int
+    peers: int = 0
 
 
 @dataclass(frozen=True)
 class Request:
-    """What one launch shall do. ``prompt`` goes in from context position ``start`` on; ``logits``
-    (needed when ``teacher_forced``: nothing is generated then) and ``probe`` are device pointers or 0."""
+    """What one launch shall do. ``prompt`` goes in from context position ``start`` on; ``kv`` are the caches, a block for
+    each rank; ``logits`` (needed when ``teacher_forced``: nothing is generated then) and ``probe`` are device pointers or 0."""
 
     prompt: Sequence[int]
     start: int
-    kv: Block
+    kv: Sequence[Block]
     stall_timeout: float
     max_tokens: int = 0
     stop_ids: tuple[int, ...] = ()
@@ -51,21 +55,24 @@ class Request:
 
 
 class Job:
-    """A launch, its ring and its state; started by the constructor. ``stages`` are names by global stage number,
-    ``columns`` the tokens of the largest step; ``left`` is called once, from any thread, when the kernel has left."""
+    """A launch, its ring and its state; started by the constructor. ``ranks`` are the pointers of each; ``stages`` are names by
+    global stage number, ``columns`` the tokens of the largest step, ``workers`` those of a rank; ``left`` is called once, from
+    any thread, when the kernel has left."""
 
     def __init__(
         self,
         device: Device,
-        pointers: Pointers,
+        ranks: Sequence[Pointers],
         request: Request,
         fault: Fault | None,
         stages: Sequence[str],
         columns: int,
+        workers: int,
         left: Callable[[], None],
     ) -> None:
         self.request, self.stop_ids = request, frozenset(request.stop_ids)
-        self._stages, self._columns, self._crowded = stages, columns, device.crowded
+        self._stages, self._columns, self._workers, self._crowded = stages, columns, workers, device.crowded
+        self._ranks = len(ranks)
         self._stopping, self._stopped = threading.Lock(), False
         prompt, stop, ring = len(request.prompt), len(request.stop_ids), max(1, request.max_tokens)
         state_bytes = -(-ctypes.sizeof(State) // 64) * 64
@@ -76,8 +83,10 @@ class Job:
         self._ring = words[prompt + stop :]
         self.state = State.from_buffer(self._memory.view(np.uint8))
         first = self._memory.address + state_bytes
-        self._launch = self._struct(pointers, fault or Fault(0, -1, -1), first, first + 4 * prompt, first + 4 * (prompt + stop))
-        self._running: Running = device.start(self._launch, left)
+        texts = (first, first + 4 * prompt, first + 4 * (prompt + stop))
+        structs = (self._struct(rank, pointers, fault or Fault(0, -1, -1), *texts) for rank, pointers in enumerate(ranks))
+        self._launches = (Launch * self._ranks)(*structs)
+        self._running: Running = device.start(self._launches[0], left)
 
     def tokens(self) -> Iterator[int]:
         """Generated ids as they come, until the kernel leaves."""
@@ -128,19 +137,19 @@ class Job:
             position = self.state.nan_position
             raise NumericError(position, self._step_of(position), self._stages[-1] if self._stages else None)
 
-    def _struct(self, pointers: Pointers, fault: Fault, prompt: int, stop: int, ring: int) -> Launch:
+    def _struct(self, rank: int, pointers: Pointers, fault: Fault, prompt: int, stop: int, ring: int) -> Launch:
         request = self.request
         return Launch(
             version=LAUNCH_VERSION,
             mode=MODE_TEACHER_FORCED if request.teacher_forced else MODE_GENERATE,
-            rank=0,
+            rank=rank,
             n_prompt=len(request.prompt),
             start_position=request.start,
             max_tokens=request.max_tokens,
             n_stop=len(request.stop_ids),
             fault=fault.kind,
             fault_stage=fault.stage,
-            fault_worker=fault.worker,
+            fault_worker=fault.rank * self._workers + fault.worker,
             spin_limit_ns=int(request.stall_timeout * 1e9),
             prompt=prompt,
             stop_ids=stop,
@@ -150,10 +159,11 @@ class Job:
             embed=pointers.embed,
             consts=pointers.consts,
             plan=pointers.plan,
-            kv=request.kv.address,
+            kv=request.kv[rank].address,
             exchange=pointers.exchange,
             logits=request.logits,
             probe=request.probe,
+            peers=pointers.peers or None,
         )
 
     def _stall(self) -> KernelStalled:
@@ -164,16 +174,27 @@ class Job:
             # Before the first stage, workers wait until all of them are there.
             return WorkersMissing(state.abort_worker, self.request.stall_timeout, self._crowded)
         told = state.abort_expected >= 0
+        rank, worker = self._place(state.abort_worker)
+        peer_rank, peer = self._place(state.abort_peer)
         return KernelStalled(
             stage=self._stages[state.abort_stage],
             iteration=state.abort_iteration,
-            worker=state.abort_worker,
-            peer=state.abort_peer if state.abort_peer >= 0 else None,
+            worker=worker,
+            peer=peer,
+            rank=rank,
+            peer_rank=peer_rank,
             expected=state.abort_expected if told else None,
             seen=state.abort_seen if told else None,
             step=state.abort_step,
             waited_s=self.request.stall_timeout,
         )
+
+    def _place(self, worker: int) -> tuple[int | None, int | None]:
+        """(rank, worker within it) of a worker as the kernel counts them, through all ranks; no rank where there is one only, and
+        neither when the kernel named nobody."""
+        if worker < 0:
+            return None, None
+        return divmod(worker, self._workers) if self._ranks > 1 else (None, worker)
 
     def _step_of(self, position: int) -> int:
         """The step that computed ``position``: the prompt goes in by ``columns``, then one token a step."""

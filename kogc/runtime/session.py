@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 
 from kogc.errors import BadInput
 from kogc.runtime.device import Block
@@ -16,16 +17,16 @@ class Session:
     the rest (usually the last token generated) is processed with the next prompt.
     """
 
-    def __init__(self, kv: Block) -> None:
-        self._kv: Block | None = kv
+    def __init__(self, kv: Sequence[Block]) -> None:
+        self._kv: Sequence[Block] | None = kv
         self._busy = False
         self._job: weakref.ref[Job] | None = None
         self.ids: list[int] = []
         self.cached = 0
 
     @property
-    def kv(self) -> Block:
-        """The caches. Raises BadInput after ``close``."""
+    def kv(self) -> Sequence[Block]:
+        """The caches of each rank. Raises BadInput after ``close``."""
         if self._kv is None:
             raise BadInput("the session is closed; start another with engine.session()")
         return self._kv
@@ -72,8 +73,8 @@ class Session:
         job = self._job() if self._job else None
         if job is not None:
             job.stop()
-        if self._kv is not None:
-            self._kv.free()
+        for block in self._kv or ():
+            block.free()
         self._kv = None
 
     def __enter__(self) -> Session:

@@ -21,10 +21,14 @@ def make_target(facts: Mapping[str, Any], simd: str | None = None, march: str = 
     kind = simd or simd_kind(_features(march))
     if kind not in facts["simd"]:
         raise KeyError(f"the cpu target has no vector code {kind!r}; it has {', '.join(facts['simd'])}")
-    code = facts["device_code"]
-    machine = MachineLayer(*(read_sections("cpu", tuple(f.format(simd=kind) for f in code[part])) for part in ("before", "layer", "entry")))
+    machine, ranks = (_machine(facts[code], kind) for code in ("device_code", "rank_code"))
     constants = tuple((name, c["value"], c["meaning"]) for name, c in facts["constants"].items())
-    return Target("cpu", f"{facts['title']} ({kind})", facts["simd"][kind]["tile_rows"], machine, constants, stream_order, facts)
+    title = f"{facts['title']} ({kind})"
+    return Target("cpu", title, facts["simd"][kind]["tile_rows"], machine, constants, stream_order, facts, ranks_machine=ranks)
+
+
+def _machine(code: Mapping[str, Any], kind: str) -> MachineLayer:
+    return MachineLayer(*(read_sections("cpu", tuple(f.format(simd=kind) for f in code[part])) for part in ("before", "layer", "entry")))
 
 
 def stream_order(units: np.ndarray) -> np.ndarray:

@@ -168,7 +168,7 @@ def test_weights_arrive_as_they_are(fake, artifact, monkeypatch):
     monkeypatch.setattr(cuda_memory, "STAGING_BYTES", 30_000)
     told = []
     with artifact.engine(progress=lambda *step: told.append(step)) as engine:
-        data = b"".join(fake.read(getattr(engine._pointers, name), SECTION) for name in ("stream", "embed", "consts", "plan"))
+        data = b"".join(fake.read(getattr(engine._pointers[0], name), SECTION) for name in ("stream", "embed", "consts", "plan"))
         assert data == weights().tobytes()
     assert told[0] == ("uploading weights", 30_000, 4 * SECTION) and told[-1] == ("uploading weights", 4 * SECTION, 4 * SECTION)
     assert len(told) == 16 and [done for _, done, _ in told] == sorted(done for _, done, _ in told)
@@ -176,12 +176,12 @@ def test_weights_arrive_as_they_are(fake, artifact, monkeypatch):
 
 def test_memory_starts_as_zeros(fake, artifact):
     with artifact.engine() as engine:
-        assert fake.read(engine._kv.address, 4 * CONTEXT) == bytes(4 * CONTEXT)
-        assert fake.read(engine._exchange.address, EXCHANGE) == bytes(EXCHANGE)
+        assert fake.read(engine._kv[0].address, 4 * CONTEXT) == bytes(4 * CONTEXT)
+        assert fake.read(engine._exchange[0].address, EXCHANGE) == bytes(EXCHANGE)
         block = engine._device.alloc(100, "something", host=True)
         assert not block.view(np.uint8).any()
         with pytest.raises(TypeError, match="no view"):
-            engine._kv.view(np.uint8)
+            engine._kv[0].view(np.uint8)
 
 
 def test_exchange_and_control_are_zeroed_before_every_launch(fake, artifact):
@@ -192,7 +192,7 @@ def test_exchange_and_control_are_zeroed_before_every_launch(fake, artifact):
             before = fake.calls[: fake.names().index("cuLaunchCooperativeKernel")]
             zeroed = {arguments[0]: arguments[2] for name, arguments in before if name == "cuMemsetD8Async"}
             (to, pinned, size, _), = (arguments for name, arguments in before if name == "cuMemcpyHtoDAsync")
-            assert zeroed[engine._exchange.address] == EXCHANGE
+            assert zeroed[engine._exchange[0].address] == EXCHANGE
             assert to == fake.launched.control and fake.read(pinned, size) == bytes(64) + struct.pack("ii", 3, EOS)
             assert (fake.launched.prompt, fake.launched.stop_ids) == (to + 64, to + 68)
 
