@@ -8,6 +8,7 @@ from typing import Any
 
 from kogc.artifact import Artifact
 from kogc.artifact_manifest import Manifest
+from kogc.codegen.layout import stage_outputs
 from kogc.ir.program import Program, Segment, Stage
 from kogc.targets import target_facts, target_names
 from kogc.targets.toolchains import load_toolchain
@@ -37,13 +38,16 @@ class Summary:
     ``traffic`` is counted at context position ``position``; ``file_bytes`` is the artifact's size. ``resources``: what
     the toolchain recorded of the binary, ``resources_line``: the same in one line; None where there is nothing to tell.
     ``tuned``: knobs that `kogc tune` has set, with their values; ``alternative``: numbers that the compiler has changed because
-    the kernel would not have fitted into registers with those in target.toml.
+    the kernel would not have fitted into registers with those in target.toml. ``workers`` are those of a rank; ``rank_exchanges``
+    the values of a token that ranks send each other, in groups that are made together.
     """
 
     model: str
     target: str
     dtype: str
     workers: int
+    ranks: int
+    rank_exchanges: int
     context: int
     layers: int
     stages: tuple[StageRow, ...]
@@ -73,6 +77,8 @@ def summarize(artifact: Artifact, position: int | None = None) -> Summary:
         target=manifest.target,
         dtype=manifest.dtype,
         workers=manifest.workers,
+        ranks=manifest.ranks,
+        rank_exchanges=_rank_exchanges(program),
         context=manifest.context,
         layers=layers,
         stages=tuple(_rows(program)),
@@ -107,6 +113,16 @@ def count_layers(program: Program) -> int:
 def waits(program: Program, stage: Stage) -> tuple[str, ...]:
     """Names of the buffers that ``stage`` reads data from."""
     return tuple(dict.fromkeys(o.buffer for o in stage.operands if program.buffer(o.buffer).payload != "cache"))
+
+
+def _rank_exchanges(program: Program) -> int:
+    sent = {
+        (output.buffer, output.write.at(iteration))
+        for _, iteration, _, stage in program.instances()
+        for output, _ in stage_outputs(stage)
+        if output.sent_to and output.sent_to[iteration]
+    }
+    return len(sent)
 
 
 def _in_layer(stage: Stage) -> bool:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from kogc.artifact import Artifact
 from kogc.cache import cache_folder, content_key, write_atomically
 from kogc.ceiling import read_ceiling
@@ -80,9 +82,11 @@ def ceiling_share(artifact: Artifact, tok_s: float, position: int) -> float | No
     measure = _CEILINGS.get(artifact.manifest.target)
     if measure is None:
         return None
-    stream = artifact.section("stream")
+    ranks = artifact.manifest.ranks
+    streams = [artifact.section("stream", rank) for rank in range(ranks)]
+    stream = streams[0] if ranks == 1 else np.concatenate(streams)  # ranks on one machine share its bandwidth
     try:
-        ceiling = measure(stream, artifact.manifest.workers)
+        ceiling = measure(stream, ranks * artifact.manifest.workers)
     except KogcError:
         return None
     per_token = stream.nbytes + traffic(artifact.program, min(position, artifact.manifest.context - 1)).kv

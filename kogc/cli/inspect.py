@@ -93,7 +93,8 @@ def _summarize(artifact: Any, bandwidth: float | None, as_json: bool) -> None:
     if as_json:
         print_json(
             {
-                "model": facts.model, "target": facts.target, "dtype": facts.dtype, "workers": facts.workers, "ranks": artifact.manifest.ranks,
+                "model": facts.model, "target": facts.target, "dtype": facts.dtype, "workers": facts.workers, "ranks": facts.ranks,
+                "rank_exchanges_per_token": facts.rank_exchanges,
                 "context": facts.context, "layers": facts.layers, "stages": [vars(row) for row in facts.stages],
                 "exchanges_per_layer": facts.exchanges_per_layer, "weight_bytes_per_token": facts.traffic.weights,
                 "kv_bytes_per_token": facts.traffic.kv, "position": facts.position, "bandwidth_gb_s": bandwidth,
@@ -102,7 +103,7 @@ def _summarize(artifact: Any, bandwidth: float | None, as_json: bool) -> None:
             }
         )  # fmt: skip
         return
-    out.print(f"{facts.model} for {facts.target}: {facts.dtype}, {workers_line(artifact.manifest)}, context {facts.context}, {_size(facts.file_bytes)} on disk", markup=False)
+    out.print(f"{facts.model} for {facts.target}: {facts.dtype}, {workers_line(facts)}, context {facts.context}, {_size(facts.file_bytes)} on disk", markup=False)
     out.print(_stage_table(facts))
     out.print(f"layers               {facts.layers}, in {facts.source_lines} lines of source")
     if facts.resources_line:
@@ -112,6 +113,8 @@ def _summarize(artifact: Any, bandwidth: float | None, as_json: bool) -> None:
     if facts.tuned:
         out.print(f"tuned                {_values(facts.tuned)}", markup=False)
     out.print(f"exchanges per layer  {facts.exchanges_per_layer:.1f}")
+    if facts.ranks > 1:
+        out.print(f"between ranks        {facts.rank_exchanges} exchanges a token")
     out.print(f"bytes per token      {_size(facts.traffic.weights)} of weights + {_size(facts.traffic.kv)} of KV cache at position {facts.position}")
     out.print(f"predicted            {facts.predicted_tok_s(bandwidth):.0f} tok/s if {bandwidth:g} GB/s stream without gaps (choose with --bandwidth)")
     out.print(gate_line(gate), markup=False)

@@ -143,6 +143,16 @@ def test_bad_options(kogc, tiny_pt, tmp_path, options):
     assert done.code == 2 and "Traceback" not in done.err and not (tmp_path / "x.kog").exists()
 
 
+def test_ranks_that_do_not_divide_the_model(compile_bad, tiny_pt):
+    compile_bad(tiny_pt, "3 ranks do not divide the 2 key/value heads", "1, 2 or 4 would", options=("--tp", "3"))
+    compile_bad(tiny_pt, "8 ranks do not divide the 4 heads", options=("--tp", "8"))
+    compile_bad(tiny_pt, "tp is 17", "from 1 to 16", options=("--tp", "17"))
+
+
+def test_a_target_without_kernels_of_several_ranks_says_so(compile_bad, tiny_pt):
+    compile_bad(tiny_pt, "tp is 2", "h200", options=("--tp", "2", "--target", "h200"))
+
+
 def test_output_folder_is_absent_or_no_folder_or_read_only(kogc, tiny_pt, tmp_path):
     assert kogc("compile", tiny_pt, "-o", tmp_path / "no" / "x.kog").code in (1, 2)
     (tmp_path / "file").touch()

@@ -41,6 +41,20 @@ def test_compile_again_does_nothing(kogc, tiny_pt, tiny_kog):
     assert json.loads(done.out)["cached"] is False and json.loads(done.out)["workers"] == 1
 
 
+def test_several_ranks_are_shown_and_make_no_difference_to_who_runs_them(kogc, tiny_pt, tiny_kog, tmp_path):
+    path = tmp_path / "ranks.kog"
+    done = kogc("compile", tiny_pt, "-o", path, "--tp", "2", "--workers", "1")
+    assert done.code == 0 and "2 ranks of 1 worker" in done.out and "gate passed" in done.out
+    summary = kogc("inspect", path).out
+    assert "2 ranks of 1 worker" in summary and "between ranks        6 exchanges a token" in summary
+    facts = json.loads(kogc("inspect", path, "--json").out)
+    assert (facts["ranks"], facts["workers"], facts["rank_exchanges_per_token"]) == (2, 1, 6)  # two a layer, the stream (53 words do not divide), the token
+    assert json.loads(kogc("inspect", tiny_kog, "--json").out)["rank_exchanges_per_token"] == 0
+    one, two = (json.loads(kogc("run", kog, "--ids", "1,2,3", "--max-tokens", "9", "--json").out) for kog in (tiny_kog, path))
+    assert one["ids"] == two["ids"] and two["gate"]["passed"] and two["decode_tok_s"] > 0
+    assert kogc("verify", path).code == 0 and kogc("verify", path, tiny_pt).code == 0 and kogc("verify", path, "--structure").code == 0
+
+
 def test_dump_ir_writes_every_pass(kogc, tiny_pt, tmp_path):
     folder = tmp_path / "ir"
     assert kogc("compile", tiny_pt, "-o", tmp_path / "t.kog", "--dump-ir", folder).code == 0

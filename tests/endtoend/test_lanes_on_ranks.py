@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 from against_torch import LIMITS, assert_agrees, assert_close, assert_equal_bits, compile_quickly, generated, random_ids, random_model, relative_rmse, torch_logits
 
-import kogc
-from kogc.demo import checkpoint_path
 from kogc.ir.passes.partition import PartitionError
 
 pytestmark = [pytest.mark.compiler, pytest.mark.slow]
@@ -92,16 +90,3 @@ def test_a_conversation_goes_on_where_it_was(tmp_path):
             first = generated(engine, ids[:4], 1, session=session)
             session.rewind(4)
             assert first and generated(engine, ids[4:], 8, session=session) == whole
-
-
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_the_shipped_checkpoint_on_ranks(ranks, tmp_path):
-    """The gate, and the text of one rank word by word."""
-    texts = []
-    for tp in (1, ranks):
-        artifact = kogc.compile(checkpoint_path(), target="cpu", output=tmp_path / f"{tp}.kog", tp=tp, workers=1)
-        assert artifact.manifest.gate["passed"]
-        with artifact.engine() as engine:
-            texts.append("".join(token.text for token in engine.generate("class Counter:\n    def __init__(self", max_tokens=40)))
-    assert texts[0] == texts[1] and "self." in texts[0]
-
