@@ -22,14 +22,18 @@ from kogc.ir.types import TensorType
 WHOLE, SAME, CUT, PART = "whole", "same", "cut", "part"
 
 
-class Uncut(Exception):
-    """Something that does not divide over the lanes: says what."""
+class Undivided(Exception):
+    """Something that another number of lanes would divide: says what."""
+
+
+class Uncuttable(Exception):
+    """An op that no number of lanes can cut: says which."""
 
 
 def cut(graph: Graph, lanes: int) -> Graph:
     """``graph``, which has no lanes, with ``lanes`` of them.
 
-    Raises Uncut for heads, features or ops that cannot be cut.
+    Raises Undivided for heads or features that do not divide, Uncuttable for an op that needs whole vectors of what is cut.
     """
     return _Cutter(graph, lanes).run()
 
@@ -49,7 +53,7 @@ class _Cutter:
         for node in self.old:
             rule: Callable[[Node], None] | None = getattr(self, f"_{node.op}", None)
             if rule is None:
-                raise Uncut(f"{node.name} ({node.op}){where(node)}")
+                raise Uncuttable(f"{node.name} ({node.op}){where(node)}")
             rule(node)
         self.new.outputs = tuple(self._output(name) for name in self.old.outputs)
         self.new.effects = tuple(self.made[name, self.form[name]] for name in self.old.effects)
@@ -69,7 +73,7 @@ class _Cutter:
 
     def _copies(self, kv_heads: int) -> int:
         if kv_heads % self.lanes and self.lanes % kv_heads:
-            raise Uncut(f"the {kv_heads} key/value heads of {self.old.name}")
+            raise Undivided(f"the {kv_heads} key/value heads of {self.old.name}")
         return max(1, self.lanes // kv_heads)
 
     # ── matrices ──
@@ -111,13 +115,13 @@ class _Cutter:
         self._keep(node, PART, self._made(node, (self.made[x, CUT], *weights), {}))
 
     def _row_copies(self, node: Node, rows: int) -> int:
-        """In how many lanes each row of ``node`` is needed. Raises Uncut when they do not divide."""
+        """In how many lanes each row of ``node`` is needed. Raises Undivided when they do not divide."""
         made = heads_made_by(self.old, node.name)
         if made and made.stored:
             return self._copies(made.heads)
         what, count = (f"the {made.heads} heads of {self.old.name}", made.heads) if made else (f"the {rows} rows of {node.inputs[1]}", rows)
         if count % self.lanes:
-            raise Uncut(what)
+            raise Undivided(what)
         return 1
 
     def _shard(self, leaf: str, cut: str, part: tuple[int, int], copies: int = 1) -> str:
@@ -180,7 +184,7 @@ class _Cutter:
         if form == SAME:
             return self._as_same(name, have)
         if form != WHOLE:
-            raise Uncut(f"{name} ({self.old[name].op}){where(self.old[name])}, which would have to be cut")
+            raise Uncuttable(f"{name} ({self.old[name].op}){where(self.old[name])}")
         op = {PART: "lane_sum", CUT: "lane_concat", SAME: "lane_mean"}[have]
         self.made[name, form] = self._put(op, self.old[name], (self.made[name, have],))
         return self.made[name, form]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kogc.ir.graph import Graph
-from kogc.ir.passes.cut import Uncut, cut
+from kogc.ir.passes.cut import Uncuttable, Undivided, cut
 
 #: Numbers of ranks up to this one are looked at for one that divides a model.
 MOST_TRIED = 16
@@ -34,14 +34,16 @@ def partition(graph: Graph, ranks: int = 1) -> Graph:
         return graph
     try:
         return cut(graph, ranks)
-    except Uncut as obstacle:
+    except Uncuttable as op:
+        raise PartitionError(f"{graph.name} runs on one rank only: {op} cannot be cut") from None
+    except Undivided as obstacle:
         raise _refusal(ranks, str(obstacle), [1, *(n for n in range(2, MOST_TRIED + 1) if _divides(graph, n))]) from None
 
 
 def _divides(graph: Graph, ranks: int) -> bool:
     try:
         return bool(cut(graph, ranks))
-    except Uncut:
+    except (Undivided, Uncuttable):
         return False
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hypothesis import strategies as st
@@ -42,7 +42,8 @@ SMALL = Sizes(
 
 @dataclass(frozen=True)
 class Case:
-    """A model, how it is compiled, and the prompts it continues. ``as_file``: by way of a .pt file, else a live module."""
+    """A model, how it is compiled, and the prompts it continues. ``as_file``: by way of a .pt file, else a live module.
+    ``workers`` are those of each rank."""
 
     config: dict[str, Any]
     capacity: int
@@ -51,6 +52,7 @@ class Case:
     as_file: bool
     prompts: tuple[int, ...]
     seed: int
+    ranks: int = 1
 
 
 def llama_config(choose: Choose, sizes: Sizes = SMALL) -> dict[str, Any]:
@@ -120,6 +122,23 @@ def laneformer_configs(draw) -> dict[str, Any]:
 @st.composite
 def cases(draw, config: Callable[[Choose, Sizes], dict[str, Any]]) -> Case:
     return case(lambda options: draw(st.sampled_from(options)), config)
+
+
+@st.composite
+def on_ranks(draw, config: Callable[[Choose, Sizes], dict[str, Any]]) -> Case:
+    """A case on several ranks that divide its lanes, or its heads and features: these are multiplied until they do."""
+    drawn = draw(cases(config))
+    lanes = drawn.config.get("num_lanes", 1)
+    ranks = draw(st.sampled_from([n for n in (2, 3, 4, 8) if lanes % n == 0] if lanes > 1 else [2, 3, 4]))
+    cut = drawn.config if lanes > 1 else drawn.config | _dividing(drawn.config, ranks)
+    return replace(drawn, config=cut, ranks=ranks, workers=draw(st.integers(1, 2)))
+
+
+def _dividing(config: dict[str, Any], ranks: int) -> dict[str, Any]:
+    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    fits = heads % ranks == 0 and (kv_heads % ranks == 0 or ranks % kv_heads == 0)
+    more = {} if fits else {"num_attention_heads": heads * ranks, "num_key_value_heads": kv_heads * ranks}
+    return more | {"intermediate_size": config["intermediate_size"] * ranks}
 
 
 # ── chosen by a seed: the same on every machine, whatever its version of Hypothesis ──

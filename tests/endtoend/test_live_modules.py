@@ -44,6 +44,14 @@ def test_logits_equal_the_modules(style, tmp_path):
         assert torch.equal(value, before[name]), name
 
 
+@pytest.mark.parametrize("style", [decoder_styles.GroupedEinsum, decoder_styles.MatmulWeights, decoder_styles.Conv1dFused], ids=lambda style: style.__name__)
+def test_modules_are_cut_over_ranks_however_they_store_their_weights(style, tmp_path):
+    module = decoder(style).eval()
+    with compile_quickly(module, tmp_path, workers=1, tp=2) as artifact, artifact.engine() as engine:
+        ids = random_ids(VOCAB, CAPACITY)
+        assert_close(engine.logits(ids), torch_logits(copy.deepcopy(module), ids, step=4), "fp32")
+
+
 def test_a_context_beyond_the_modules_caches_is_refused(tmp_path):
     with pytest.raises(FrontendError, match=f"a context of 21 was asked for, its caches hold {CAPACITY} positions"):
         compile_quickly(decoder(decoder_styles.GroupedEinsum).eval(), tmp_path, max_context=CAPACITY + 1)

@@ -22,7 +22,7 @@ from against_torch import (
     torch_logits,
 )
 from hypothesis import HealthCheck, Phase, given, settings
-from random_shapes import Case, cases, laneformer_config, llama_config
+from random_shapes import Case, cases, laneformer_config, llama_config, on_ranks
 
 from kogc.runtime.engine import Engine
 
@@ -48,6 +48,18 @@ def test_laneformers(case: Case):
     check(case)
 
 
+@settings(MODELS, max_examples=int(SEEDS or 4))
+@given(case=on_ranks(llama_config))
+def test_llamas_cut_over_ranks(case: Case):
+    check(case)
+
+
+@settings(MODELS, max_examples=int(SEEDS or 4))
+@given(case=on_ranks(laneformer_config))
+def test_laneformers_on_ranks(case: Case):
+    check(case)
+
+
 def check(case: Case) -> None:
     module = random_model(case.config, case.capacity, case.dtype, case.seed)
     with tempfile.TemporaryDirectory() as folder, compiled(case, module, Path(folder)) as artifact, artifact.engine() as engine:
@@ -60,7 +72,7 @@ def check(case: Case) -> None:
 
 
 def compiled(case: Case, module: torch.nn.Module, folder: Path):
-    options = {"dtype": case.dtype, "workers": case.workers}
+    options = {"dtype": case.dtype, "workers": case.workers, "tp": case.ranks}
     if not case.as_file:
         return compile_quickly(module, folder, **options)
     torch.save({"config": case.config, "state_dict": module.state_dict()}, folder / "model.pt")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from decode_builder import Built, Model, _Builder, llama
+from decode_builder import Built, Graphs, Model, _Builder, llama
 from plan_check import assert_levels_agree, expected_logits
 from rank_plans import dealt, sent
 
@@ -111,9 +111,14 @@ def test_what_does_not_divide_is_named_with_the_numbers_that_would(options, rank
         partition(llama(**SIZES | options).graph, ranks)
 
 
+def test_a_query_that_is_normed_as_a_whole_is_named():
+    with pytest.raises(PartitionError, match=r"one rank only: rms_norm_\d+ \(rms_norm\).* cannot be cut"):
+        partition(Graphs.normed_query().graph, 2)
+
+
 def test_an_op_that_cannot_be_cut_is_named_with_its_source():
     make = _Builder(Model(), 0)
     x = make.start()
     built = make.finish(make.op("lane_mean", make.op("lane_broadcast", x, lanes=3)))
-    with pytest.raises(PartitionError, match=r"lane_broadcast_\d+ \(lane_broadcast\) \(at model.py"):
+    with pytest.raises(PartitionError, match=r"llama runs on one rank only: lane_broadcast_\d+ \(lane_broadcast\) \(at model.py:.*\) cannot be cut"):
         partition(built.graph, 2)
