@@ -9,7 +9,7 @@ from typing import Any
 
 from kogc.errors import OutputFailure
 from kogc.ir.graph import Graph
-from kogc.ir.program import Program
+from kogc.ir.program import Output, Program
 from kogc.ir.serialize import graph_to_json, to_json
 from kogc.ir.stages import StageGroup, StagePlan
 from kogc.ir.text import to_text
@@ -77,12 +77,12 @@ def program_text(program: Program) -> str:
             lines.append(f"  stage {stage.name} ({stage.kind}, {stage.lanes} lanes): {stage.title}")
             lines += [f"    reads {o.buffer} write {_affine(o.write)} ({o.access}) as {o.name}" for o in stage.operands]
             lines += [f"    first {op.name} = {op.op}({', '.join(op.inputs)})" for op in stage.prologue]
-            lines += [f"    publishes {o.value} to {o.buffer} write {_affine(o.write)}" for o in stage.prologue_outputs]
+            lines += [f"    publishes {o.value} to {_destination(o)}" for o in stage.prologue_outputs]
             for part in stage.parts:
                 shapes = " and ".join(f"{m.keys[0]} [{m.rows}, {m.k}]" for m in part.matrices)
                 lines.append(f"    part {part.name} ({part.unit}) of {shapes or 'no matrix'}")
                 lines += [f"      then {op.name} = {op.op}({', '.join(op.inputs)})" for op in part.epilogue]
-                lines += [f"      {o.kind} {o.value} to {o.buffer} write {_affine(o.write)}" for o in part.outputs]
+                lines += [f"      {o.kind} {o.value} to {_destination(o)}" for o in part.outputs]
             if stage.combine:
                 c = stage.combine
                 lines.append(f"    combines {c.splits} splits of {c.heads} heads of {c.head_dim} in {c.partials}")
@@ -90,6 +90,12 @@ def program_text(program: Program) -> str:
                 a = stage.attention
                 lines.append(f"    attends with {a.heads}/{a.kv_heads} heads of {a.head_dim} in {a.splits} splits to {a.output.buffer}")
     return "\n".join(lines) + "\n"
+
+
+def _destination(output: Output) -> str:
+    """Buffer and write, and in which iterations the value goes to other ranks."""
+    sent = [str(iteration) for iteration, ranks in enumerate(output.sent_to) if ranks]
+    return f"{output.buffer} write {_affine(output.write)}" + (f", sent in iterations {', '.join(sent)}" if sent else "")
 
 
 def _affine(write: Any) -> str:

@@ -35,8 +35,8 @@ def prove(
     """Prove program and schedule for any number of steps, first use included.
 
     Write w of step s of a buffer has index s · writes_per_step + w and lies in slot index mod slots. Shown are:
-    every wait ends; every element read was published before, and the reader waited for its maker or for somebody who knew
-    of it; a slot is rewritten only after everybody who made or read the old value is provably done with it. Cache
+    every wait ends; every element read was published before, into the memory of the reader's rank, and the reader waited for
+    its maker or for somebody who knew of it; a slot is rewritten only after everybody who made or read the old value is provably done with it. Cache
     appends count as values: who reads a head's cache has heard, in this step, from whoever appends to it, who made the
     earlier positions too (the deal is the same in every step).
 

@@ -128,7 +128,8 @@ def _feeds(program: Program, schedule: Schedule, layout: Layout, index: PackInde
                 row = layout.cache_pitch(program.dtype, core.head_dim) * size
                 for unit in range(run.first, run.first + run.count):
                     head, split = divmod(unit, core.splits)
-                    begin = (run.lane * core.kv_heads + head) * program.capacity * row
+                    own_lane = run.lane % (stage.lanes // program.ranks)
+                    begin = (own_lane * core.kv_heads + head) * program.capacity * row
                     places = [word for value in (done[worker], keys + begin, values + begin) for word in _wide(value)]
                     feeds[worker] += [*places, split, core.splits, _per_iteration(core.windows, iteration) or 0, row]
                     feeds[worker][0] += 1

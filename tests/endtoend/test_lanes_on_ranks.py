@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from against_torch import LIMITS, assert_agrees, assert_close, assert_equal_bits, compile_quickly, generated, random_ids, random_model, relative_rmse, torch_logits
 
+from kogc.codegen.layout import make_layout
 from kogc.ir.passes.partition import PartitionError
 
 pytestmark = [pytest.mark.compiler, pytest.mark.slow]
@@ -90,3 +92,23 @@ def test_a_conversation_goes_on_where_it_was(tmp_path):
             first = generated(engine, ids[:4], 1, session=session)
             session.rewind(4)
             assert first and generated(engine, ids[4:], 8, session=session) == whole
+
+
+def test_nobody_reads_what_is_neither_made_nor_sent_into_its_memory(tmp_path):
+    """Every rank's exchange buffers begin as NaNs, flags aside: one read too many, and the logits show it."""
+    module = random_model(LANEFORMER | SUMS["early"], CAPACITY)
+    ids = random_ids(LANEFORMER["vocab_size"], CAPACITY)
+    with compile_quickly(module, tmp_path, tp=2, workers=2) as artifact, artifact.engine() as engine:
+        layout = make_layout(artifact.program, 4, artifact.manifest.tile_rows)
+        expected = engine.logits(ids)
+        for block in engine._exchange:
+            block.clear = partial(fill_with_nans, block, layout)
+        assert_equal_bits(engine.logits(ids), expected)
+        untouched = [np.isnan(block.view(np.float32)).sum() for block in engine._exchange]
+        assert min(untouched) > 0, "a rank holds all lanes' buffers and uses its own lanes'"
+
+
+def fill_with_nans(block, layout) -> None:
+    block.view(np.uint8)[:] = 0
+    for placed in layout.buffers:
+        block.view(np.uint8)[placed.data : placed.flags] = 0xFF
