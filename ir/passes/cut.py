@@ -167,7 +167,10 @@ class _Cutter:
         self._keep(node, form, self._made(node, names, {**node.attrs, **attrs}))
 
     def _made(self, node: Node, inputs: tuple[str, ...], attrs: dict) -> Node:
-        kind = op_row(node.op).shape(tuple(self.new[name].type for name in inputs), attrs)
+        try:
+            kind = op_row(node.op).shape(tuple(self.new[name].type for name in inputs), attrs)
+        except ValueError as error:  # operands cut in two ways
+            raise Uncuttable(f"{node.name} ({node.op}; {error}){where(node)}") from None
         return node.with_(inputs=inputs, attrs=attrs, type=kind)
 
     def _keep(self, node: Node, form: str, made: Node) -> None:
@@ -187,6 +190,8 @@ class _Cutter:
             raise Uncuttable(f"{name} ({self.old[name].op}){where(self.old[name])}")
         op = {PART: "lane_sum", CUT: "lane_concat", SAME: "lane_mean"}[have]
         self.made[name, form] = self._put(op, self.old[name], (self.made[name, have],))
+        if self.new[self.made[name, form]].type.shape != self.old[name].type.shape:  # heads of which lanes hold copies
+            raise Uncuttable(f"{name} ({self.old[name].op}){where(self.old[name])}")
         return self.made[name, form]
 
     def _as_same(self, name: str, have: str) -> str:

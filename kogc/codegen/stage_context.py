@@ -51,7 +51,7 @@ class ShareContext:
 @dataclass(frozen=True)
 class AttentionContext:
     """The attention core: ``q``, ``out``, ``new_keys`` and ``new_values`` (of the lane, made in this step) are expressions of
-    rows of column t, ``keys`` and ``values`` the caches, where ``own_lane`` is the lane."""
+    rows of column t, ``keys`` and ``values`` the caches, in which the lane is ``own_lane``."""
 
     kv_heads: int
     group: int

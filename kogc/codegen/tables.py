@@ -6,8 +6,8 @@ instance is ``first_instance(stage) + iteration``. The blob holds
 * word 0 (``PLAN_STREAMS``): where the streams are listed: per worker byte offset and length, two words each;
 * from ``shared``, one word per instance: where its facts for all workers begin: one word per Const (fp32 values from the
   consts' begin); two words per cache, appended ones in output order or the attention's keys and values (bytes from the
-  KV's begin); one word per write that other ranks read in some iteration: which do (bit r for rank r); two words for an embedding
-  table (bytes from the tables' begin); one word for an attention's window;
+  KV's begin); one word per write that other ranks read in some iteration: which do (bit r for rank r); two words for an
+  embedding table (bytes from the tables' begin); one word for an attention's window;
 * from ``work``, one word per instance and worker: where that worker's share begins: per Operand the intervals of workers
   to await (where words carry their own flags, and but for a vector that every warp takes in by itself: the lane and row its
   space begins with, and the intervals it needs as lane, first, last); the number of visits (not for ``sample``); the shares of values every worker computes (output, lane, first,

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 
 class Fact(IntEnum):
-    """Questions every kernel answers (workers are those of all ranks, bytes those of one): ``kogc_query`` of a shared library, ``kogc_facts`` of a GPU's binary."""
+    """Questions every kernel answers, by ``kogc_query`` of a shared library or ``kogc_facts`` of a GPU's binary. Workers are
+    those of all ranks, bytes those of one."""
 
     LAUNCH_VERSION = 0
     WORKERS = 1

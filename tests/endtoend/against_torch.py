@@ -121,6 +121,18 @@ def assert_computes(engine: Engine, module: nn.Module, capacity: int, dtype: str
     assert_greedy(tokens, torch_logits(module, ids[:5] + tokens[:-1])[4:], dtype)
 
 
+def logits_on_ranks(config: Mapping[str, Any], capacity: int, folder: Path, ranks: int, workers: int, dtype: str = "fp32") -> np.ndarray:
+    """The logits of a random model of ``config`` cut over ``ranks`` ranks, which agree with PyTorch's and repeat bit by bit."""
+    module, ids = random_model(config, capacity, dtype), random_ids(config["vocab_size"], capacity)
+    with compile_quickly(module, folder, dtype=dtype, tp=ranks, workers=workers) as artifact, artifact.engine() as engine:
+        assert (artifact.manifest.ranks, artifact.manifest.workers) == (ranks, workers)
+        logits = engine.logits(ids)
+        assert_close(logits, torch_logits(module, ids), dtype)
+        assert_equal_bits(engine.logits(ids), logits)
+        assert generated(engine, ids[:5], 9) == generated(engine, ids[:5], 9)
+    return logits
+
+
 def assert_agrees(artifact: Artifact, module: nn.Module, capacity: int, dtype: str) -> Sequence[StageCheck]:
     """``assert_computes``, and every probed stage agrees, too. Returns the checks of the stages."""
     with artifact.engine() as engine:

@@ -8,7 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from against_torch import LIMITS, assert_agrees, assert_close, assert_equal_bits, compile_quickly, generated, random_ids, random_model, relative_rmse, torch_logits
+from against_torch import (
+    LIMITS,
+    assert_agrees,
+    assert_equal_bits,
+    compile_quickly,
+    generated,
+    logits_on_ranks,
+    random_ids,
+    random_model,
+    relative_rmse,
+)
 
 from kogc.codegen.layout import make_layout
 from kogc.ir.passes.partition import PartitionError
@@ -29,22 +39,10 @@ HEADS = {
     "a slice each": {"lm_head_type": "vocab_parallel"}, "tied": {"tie_word_embeddings": True},
 }  # fmt: skip
 SUMS = {
-    "delayed": {}, "early": {"use_early_comm": True}, "blocking": {"use_early_comm": True, "broadcast_delay": 4}, "delayed by one": {"broadcast_delay": 1},
+    "delayed": {}, "early": {"use_early_comm": True}, "blocking": {"use_early_comm": True, "broadcast_delay": 4},
+    "delayed by one": {"broadcast_delay": 1},
     "attention alone": {"use_mlp_comm": False}, "none": {"use_attention_comm": False, "use_mlp_comm": False},
 }  # fmt: skip
-
-
-def check(config, folder, ranks: int, workers: int, dtype: str = "fp32") -> np.ndarray:
-    """Hold the compiled model against PyTorch; its logits."""
-    module = random_model(config, CAPACITY, dtype)
-    ids = random_ids(config["vocab_size"], CAPACITY)
-    with compile_quickly(module, folder, dtype=dtype, tp=ranks, workers=workers) as artifact, artifact.engine() as engine:
-        assert (artifact.manifest.ranks, artifact.manifest.workers) == (ranks, workers)
-        logits = engine.logits(ids)
-        assert_close(logits, torch_logits(module, ids), dtype)
-        assert_equal_bits(engine.logits(ids), logits)
-        assert generated(engine, ids[:5], 9) == generated(engine, ids[:5], 9)
-    return logits
 
 
 @pytest.mark.parametrize(
@@ -55,19 +53,19 @@ def check(config, folder, ranks: int, workers: int, dtype: str = "fp32") -> np.n
     ],
 )  # fmt: skip
 def test_lanes_on_ranks_compute_what_torch_does(head, sums, ranks, workers, tmp_path):
-    check(LANEFORMER | HEADS[head] | SUMS[sums], tmp_path, ranks, workers)
+    logits_on_ranks(LANEFORMER | HEADS[head] | SUMS[sums], CAPACITY, tmp_path, ranks, workers)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize(("head", "sums", "ranks"), list(product(HEADS, SUMS, (1, 2, 4, 8))))
 def test_every_combination(head, sums, ranks, tmp_path):
     eight = {"num_lanes": 8, "num_attention_heads": 8, "num_key_value_heads": 8, "intermediate_size": 72}
-    check(LANEFORMER | eight | HEADS[head] | SUMS[sums], tmp_path, ranks, 1)
+    logits_on_ranks(LANEFORMER | eight | HEADS[head] | SUMS[sums], CAPACITY, tmp_path, ranks, 1)
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_one_and_two_ranks_agree(dtype, tmp_path):
-    one, two = (check(LANEFORMER, tmp_path, ranks, 2, dtype) for ranks in (1, 2))
+    one, two = (logits_on_ranks(LANEFORMER, CAPACITY, tmp_path, ranks, 2, dtype) for ranks in (1, 2))
     assert relative_rmse(two, one) <= LIMITS[dtype]
 
 
