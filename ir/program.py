@@ -56,7 +56,7 @@ class Operand:
     """A buffer value a stage reads, under the name its ops use.
 
     ``access`` says which elements a worker needs, and so for whom it waits:
-    ``lane`` the whole vector of the run's own lane · ``all_lanes`` the whole vector of every lane ·
+    ``lane`` the whole vector of the run's own lane · ``rank`` that of the worker's own rank (a lane per rank) · ``all_lanes`` the whole vector of every lane ·
     ``rows`` the worker's own rows in its own lane · ``rows_all_lanes`` its own rows in every lane ·
     ``heads`` q of the run's heads · ``records`` the partial results of the heads that the worker's own rows belong to ·
     ``cache`` no data, the KV appends of the run's heads · ``best`` every worker's pair.

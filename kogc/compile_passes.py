@@ -19,6 +19,7 @@ from kogc.ir.passes.across_ranks import across_ranks, own_lookups
 from kogc.ir.passes.fuse import fuse
 from kogc.ir.passes.partition import partition
 from kogc.ir.passes.prove import prove, sampled_steps, settle_slots
+from kogc.ir.passes.rank_sums import sums_in_every_rank
 from kogc.ir.passes.recognize import recognize
 from kogc.ir.passes.roll import roll
 from kogc.ir.passes.schedule import schedule
@@ -67,7 +68,7 @@ def plan(model: ModelInput, dtype: str, workers: int, target: Target, dump: Dump
     capacity = _context(model, part)
     rolled = roll(stages, capacity, dtype, tuple(target.facts["step_tokens"]), model.name)
     rolled = own_lookups(replace(rolled, ranks=ranks))
-    split = _separated(with_splits(rolled, choose_splits(rolled, ranks * workers)), target)
+    split = sums_in_every_rank(_separated(with_splits(rolled, choose_splits(rolled, ranks * workers)), target))
     work = schedule(split, ranks * workers, target.tile_rows)
     tell("proving the sync plan", 0, 0)
     program = _proven(across_ranks(split, work), work, tagged=target.near_floats is not None)

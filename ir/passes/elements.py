@@ -156,6 +156,10 @@ def needed_of(program: Program, stage: Stage, operand: Operand, deal: Deal, owne
     if operand.access == "all_lanes":
         readers = np.unique(deal.worker)
         return Spans.of(readers, np.zeros_like(readers), np.full_like(readers, buffer.lanes * buffer.width))
+    if operand.access == "rank":
+        reader = np.unique(deal.worker)
+        rank = reader * buffer.lanes // workers
+        return _placed(reader, rank, np.zeros_like(reader), np.full_like(reader, buffer.width), buffer)
     if buffer.lanes > 1 and stage.lanes != buffer.lanes and operand.access != "rows_all_lanes":
         raise PlanError(
             f"stage {stage.name} ({stage.lanes} lanes) reads {operand.name} of buffer {buffer.name} ({buffer.lanes} lanes) "

@@ -75,10 +75,13 @@ class ProgramRun:
             raise ProgramError(
                 f"stage {stage.name} (iteration {iteration}) reads write {index} of {operand.buffer}, slot {slot} holds {found}"
             )
-        return held[1]
+        return held[1][:, :1] if operand.access == "rank" else held[1]  # all ranks hold the same
 
     def write(self, output: Output, iteration: int, value: np.ndarray) -> None:
         index, slot = self._index(output.buffer, output.write.at(iteration))
+        form = self._buffers[output.buffer]
+        if form.payload == "vector" and value.shape[1] == 1:
+            value = np.repeat(value, form.lanes, 1)
         self.slots[output.buffer][slot] = (index, value)
         self.published[(*self._where, output.value, output.buffer)] = value
         if output.kind == "logits":

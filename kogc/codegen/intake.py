@@ -102,6 +102,6 @@ def _polled(stage: Stage) -> tuple[Operand | None, OpSpec | None]:
     norm = next((op for op in stage.prologue if op.name == stage.vector and op.op == "rms_norm" and not op.attrs.get("group")), None)
     source = operands.get(norm.inputs[0] if norm else stage.vector)
     others = [op for op in stage.prologue if op is not norm]
-    if source is None or others or {source.name, stage.vector} & late_values(stage) or source.access != "lane":
+    if source is None or others or {source.name, stage.vector} & late_values(stage) or source.access not in ("lane", "rank"):
         return None, None
     return source, norm

@@ -265,7 +265,7 @@ def _polled(values: StageValues, intake: Intake, k: int) -> ActivationContext:
     """A vector that every warp takes in by itself: ``take_in``, or ``take_in_and_dot`` with the dots of the first run."""
     operand, norm, first = intake.operand, intake.norm, intake.first
     buffer, write = values.buffer_constant(operand.buffer), values.write_number(operand.write)
-    row = f"write_of(w, {buffer}, {write}).at(0, {'lane' if operand.lanes > 1 else '0'})"
+    row = f"write_of(w, {buffer}, {write}).at(0, {values.lane_in(operand.name, 'lane')})"
     name, shape, vector = "take_in", f"{k}, {intake.warps}", row
     if norm:
         scale = values.constant(norm.inputs[1], "lane") if norm.inputs[1:] else "nullptr"

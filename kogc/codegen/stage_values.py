@@ -145,13 +145,21 @@ class StageValues:
 
     def same_for_all_lanes(self, name: str) -> bool:
         """Whether a value, once there, serves all lanes that a worker visits."""
-        return self._operands[name].lanes == 1 if name in self._operands else computed_once(self._ops[name])
+        if name in self._operands:
+            return self._operands[name].lanes == 1 or self._operands[name].access == "rank"
+        return computed_once(self._ops[name])
+
+    def lane_in(self, name: str, lane: str) -> str:
+        """Which lane of a value a worker reads in ``lane`` of the stage, both as C++."""
+        if name in self._operands and self._operands[name].access == "rank":
+            return "w.launch->rank"
+        return lane if self.is_lane_wise(name) else "0"
 
     def vector(self, name: str, lane: str) -> str:
         """The vector of column t in ``lane`` (an expression) of an operand or prologue result, as float*."""
         if name not in self._operands and name not in self._ops:
             raise RenderError(f"stage {self.stage.name} reads {name}, which is neither operand nor prologue result")
-        return f"{self._name_of(name)}.at(t, {lane if self.is_lane_wise(name) else '0'})"
+        return f"{self._name_of(name)}.at(t, {self.lane_in(name, lane)})"
 
     def constant(self, name: str, lane: str) -> str | None:
         """A weight constant as const float*, or None when ``name`` is none."""

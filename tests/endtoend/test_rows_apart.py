@@ -54,6 +54,18 @@ def test_logits_tokens_and_stages_agree_with_torch(tmp_path, config, changes, co
         assert {name for names in kinds.values() for name in names} <= {check.stage for check in checks}
 
 
+@pytest.mark.parametrize(
+    ("config", "ranks"), [({**FOUR_LANES, "vocab_size": 52}, 2), pytest.param({**FOUR_LANES, "pre_norm_lane_agg": True}, 4, marks=pytest.mark.full)]
+)
+def test_every_rank_makes_its_own_sums(tmp_path, config, ranks):
+    module = random_model(config, CAPACITY)
+    with target_facts(**BOTH):
+        artifact = compile_quickly(module, tmp_path, workers=2, tp=ranks)
+    with artifact:
+        assert_agrees(artifact, module, CAPACITY, "fp32")
+        assert "w.launch->rank" in next(text for text in artifact.source.split("DEVICE_STAGE") if "stage_lm_head(Worker" in text)
+
+
 def test_one_exchange_more_for_every_sum_is_reported_and_drawn(tmp_path):
     module = random_model(CONFIG, CAPACITY)
     with target_facts(rows_words=0), compile_quickly(module, tmp_path, workers=3, weights=False) as artifact:
