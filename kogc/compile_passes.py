@@ -71,7 +71,8 @@ def plan(model: ModelInput, dtype: str, workers: int, target: Target, dump: Dump
     split = sums_in_every_rank(_separated(with_splits(rolled, choose_splits(rolled, ranks * workers)), target))
     work = schedule(split, ranks * workers, target.tile_rows)
     tell("proving the sync plan", 0, 0)
-    program = _proven(across_ranks(split, work), work, tagged=target.near_floats is not None)
+    tagged = target.near_floats is not None
+    program = _proven(across_ranks(split, work, tagged), work, tagged)
     dump("program", program)
     dump("schedule", work)
     tell("rendering", 0, 0)

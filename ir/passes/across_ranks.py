@@ -23,8 +23,11 @@ Sent = dict[tuple[str, int], int]
 MOST_RANKS = 16
 
 
-def across_ranks(program: Program, schedule: Schedule) -> Program:
+def across_ranks(program: Program, schedule: Schedule, tagged: bool = False) -> Program:
     """``program`` with ``sent_to`` of its outputs and ``scope`` of its buffers set for its ``ranks``.
+
+    ``tagged``: words carry their own flags, which tell a few writes of a slot apart, so that whoever gets one write of a buffer
+    must get them all: an older word could be taken for the one awaited.
 
     Raises PlanError when the workers do not divide over the ranks, or a cache would have to be read across ranks: caches are
     never sent.
@@ -33,7 +36,8 @@ def across_ranks(program: Program, schedule: Schedule) -> Program:
         return program
     if program.ranks > MOST_RANKS or schedule.workers % program.ranks:
         raise PlanError(f"{schedule.workers} workers do not divide over {program.ranks} ranks (at most {MOST_RANKS})")
-    sent = _sent(sync_plan(program, schedule))
+    plan = sync_plan(program, schedule)
+    sent = _every_write(plan, _sent(plan)) if tagged else _sent(plan)
     return replace(
         program,
         buffers=tuple(_scoped(buffer, sent) for buffer in program.buffers),
@@ -56,6 +60,14 @@ def _sent(plan: SyncPlan) -> Sent:
             for rank in reading:
                 found[read.buffer, read.write] = found.get((read.buffer, read.write), 0) | 1 << rank
     return found
+
+
+def _every_write(plan: SyncPlan, sent: Sent) -> Sent:
+    """Every write of a buffer goes where any of them goes."""
+    whole: dict[str, int] = {}
+    for (buffer, _), mask in sent.items():
+        whole[buffer] = whole.get(buffer, 0) | mask
+    return {(p.buffer, p.write): whole[p.buffer] for instance in plan.instances for p in instance.publishes if p.buffer in whole}
 
 
 def _scoped(buffer: Buffer, sent: Sent) -> Buffer:

@@ -80,6 +80,8 @@ class Walk:
         that its maker had done the stages before, and nothing of the other values it makes in the same stage."""
         self.plan, self.tagged = plan, tagged
         self.sources = _sources(plan)
+        if tagged:
+            _check_tags(plan)
         self.merges = [[self._merge(i, wait) for wait in instance.waits] for i, instance in enumerate(plan.instances)]
         self.needed = [[self._needed(i, read) for read in instance.reads] for i, instance in enumerate(plan.instances)]
         self.readers: dict[tuple[str, int], list[tuple[int, int, Spans]]] = {}
@@ -259,3 +261,17 @@ def _sources(plan: SyncPlan) -> dict[tuple[str, int], _Source]:
             publishers[publish.spans.worker] = True
             sources[buffer.name, publish.write] = _Source(number, EARLY if publish.early else DONE, publish, publishers)
     return sources
+
+
+def _check_tags(plan: SyncPlan) -> None:
+    """Raises PlanError unless a rank that gets one write of a buffer gets them all: tags are few, and a word that was not replaced
+    would some day carry the tag that is awaited."""
+    first: dict[str, Publish] = {}
+    for instance in plan.instances:
+        for publish in instance.publishes:
+            other = first.setdefault(publish.buffer, publish)
+            if publish.sent_to != other.sent_to:
+                raise PlanError(
+                    f"{instance} does not send write {publish.write} of buffer {publish.buffer} where write {other.write} goes, or the other "
+                    "way round: words that carry their own flags are told from older ones only where all writes arrive"
+                )

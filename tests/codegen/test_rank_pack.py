@@ -12,6 +12,7 @@ from kogc.codegen.pack import pack_stream
 from kogc.codegen.pack_index import pack_index
 from kogc.codegen.pack_read import PackedWeights
 from kogc.codegen.rank_pack import RankedWeights, rank_indices, rank_schedules, whole_index
+from kogc.codegen.render import render
 from kogc.codegen.staging import make_staging
 from kogc.codegen.tables import make_tables, sent_writes
 from kogc.ir.passes.across_ranks import across_ranks
@@ -101,3 +102,15 @@ def test_feeds_of_machines_with_own_flags_name_places_in_the_ranks_own_caches():
     places = [[feed[1 + 10 * unit + 2 : 1 + 10 * unit + 6].tolist() for unit in range(feed[0])] for feed in feeds]
     assert places[0] == places[2] != places[1] == places[3]
     assert max(place[0] for worker in places for place in worker) < layout.kv_bytes
+
+
+def test_kernels_of_one_rank_hold_nothing_of_ranks():
+    target = load_target("cpu", simd="generic")
+    sources = []
+    for ranks in (1, 2):
+        program, work = program_on(ranks)
+        work = schedule(program, ranks * WORKERS, target.tile_rows)
+        program = across_ranks(replace(program, ranks=ranks), work)
+        sources.append(render(program, work, target, whole_index(program, work, target.layout)).source)
+    for word in ("RANKS", "peers", "Sending", "sending", "DROPPED_SEND", "lane %"):
+        assert word not in sources[0] and word in sources[1], word

@@ -106,7 +106,7 @@ def test_a_wait_for_another_rank_that_is_left_out_is_refused_or_implied(tagged):
     """As within a rank: who does not wait for a value must have heard of it from others."""
     program = own_lookups(replace(rolled(laneformer(layers=3, delay=1, early=True)), ranks=2))
     work = schedule(program, 4, TILE)
-    plan = sync_plan(settle_slots(across_ranks(program, work), work, tagged=tagged), work)
+    plan = sync_plan(settle_slots(across_ranks(program, work, tagged), work, tagged=tagged), work)
     ranks, outcomes = plan.rank_of(), []
     for number, instance in enumerate(plan.instances):
         for index, wait in enumerate(instance.waits):
@@ -123,6 +123,19 @@ def test_a_wait_for_another_rank_that_is_left_out_is_refused_or_implied(tagged):
                     outcomes.append(True)
                 assert outcomes[-1] != accepts(hurt, kinds, tagged), (str(instance), wait.buffer, reader, producer)
     assert sum(outcomes) > len(outcomes) / 3
+
+
+def test_words_with_their_own_flags_are_sent_whenever_any_of_their_buffer_are():
+    """Tags are few: a rank that missed some writes of a slot would take an old word for the one it waits for."""
+    program = own_lookups(replace(rolled(laneformer(**LANES)), ranks=2))
+    work = schedule(program, 4, TILE)
+    some, every = (across_ranks(program, work, tagged) for tagged in (False, True))
+    assert sent(some)["attention_wo"] == [3, 3, 3, 0, 0] and sent(every)["attention_wo"] == [3] * 5
+    assert {name for name, masks in sent(some).items() if any(masks)} == {name for name, masks in sent(every).items() if any(masks)}
+    prove(settle_slots(every, work, tagged=True), work, tagged=True)
+    prove(settle_slots(some, work), work)
+    with pytest.raises(PlanError, match="does not send write . of buffer .* where write 0 goes"):
+        settle_slots(some, work, tagged=True)
 
 
 def test_a_slot_less_is_refused():

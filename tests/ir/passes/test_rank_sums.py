@@ -27,7 +27,7 @@ def apart(ranks: int, **options) -> Program:
 
 def settled(program: Program, tagged: bool = False) -> Program:
     plan = schedule(program, 2 * program.ranks, TILE)
-    return settle_slots(across_ranks(program, plan), plan, tagged=tagged)
+    return settle_slots(across_ranks(program, plan, tagged), plan, tagged=tagged)
 
 
 @pytest.mark.parametrize("tagged", [False, True], ids=["flags", "tagged"])
