@@ -154,13 +154,14 @@ class Artifact:
 
     def section(self, name: str, rank: int = 0) -> np.ndarray:
         """Part ``name`` (``stream``, ``embed``, ``consts``, ``plan``) of a rank's weights: uint8 [bytes], read-only."""
-        weights = self.weights(rank)
         places = self.manifest.sections[rank] if rank < len(self.manifest.sections) else {}
         if name not in places:
             raise ArtifactError(f"{self.path}: {MANIFEST} does not say where part {name} of rank {rank} lies")
         place = places[name]
+        holder = rank if place.rank is None else place.rank
+        weights = self.weights(holder)
         if not 0 <= place.offset <= place.offset + place.bytes <= len(weights):
-            raise ArtifactError(f"{self.path}: {MANIFEST} puts part {name} of rank {rank} outside {weights_name(rank)}")
+            raise ArtifactError(f"{self.path}: {MANIFEST} puts part {name} of rank {rank} outside {weights_name(holder)}")
         return weights[place.offset : place.offset + place.bytes]
 
     # ── checks and use ──

@@ -16,10 +16,12 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class Section:
-    """Where a part of ``weights/rank-N.bin`` lies: byte ``offset`` from the member's start (64-aligned) and ``bytes``."""
+    """Where a part of a rank's weights lies: byte ``offset`` from the start (64-aligned) of ``weights/rank-N.bin`` and ``bytes``.
+    ``rank``: whose file it is, where it is another's."""
 
     offset: int
     bytes: int
+    rank: int | None = None
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class Manifest:
     """Facts about an artifact.
 
     ``sections[rank]`` maps ``stream``, ``embed``, ``consts``, ``plan`` (the launch struct's pointers of those names) to
-    places in ``weights/rank-<rank>.bin``; it is empty for code compiled with ``--no-weights``. ``kv_bytes``,
+    places in ``weights/rank-<rank>.bin``, or in another rank's for what is the same in all; it is empty for code compiled with ``--no-weights``. ``kv_bytes``,
     ``exchange_bytes`` and ``probe_bytes`` (0 unless a probe build) are what the host allocates per rank. ``stages`` are
     stage names by global stage number, as the abort word counts them. ``toolchain`` names compiler, version and flags;
     ``cpu_features`` what the binary may execute (cpuinfo names). ``build_key`` identifies the inputs of the compile.

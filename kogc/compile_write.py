@@ -11,8 +11,8 @@ from kogc.artifact import IR, PROGRAM, TOKENIZER, weights_name
 from kogc.artifact_manifest import Manifest, Section
 from kogc.artifact_writer import ArtifactWriter
 from kogc.codegen.launch import LAUNCH_VERSION
-from kogc.codegen.pack import pack_stream
-from kogc.codegen.pack_index import PackIndex, weight_bytes
+from kogc.codegen.pack import pack_share, pack_stream
+from kogc.codegen.pack_index import weight_bytes
 from kogc.codegen.rank_pack import rank_schedules
 from kogc.compile_build import Built
 from kogc.compile_passes import Planned
@@ -48,7 +48,7 @@ def write_artifact(
     }
     if model.tokenizer_json is not None:
         texts[TOKENIZER] = model.tokenizer_json.encode()
-    packed = sum(index.total_bytes + len(planned.rendered.plan) for index in planned.indices) if weights else 0
+    packed = sum(_rank_bytes(planned, rank) for rank in range(planned.program.ranks)) if weights else 0
     tables = sum(table.nbytes for table in planned.graph.tables.values())
     with ArtifactWriter(path, packed + tables + sum(map(len, texts.values()))) as writer:
         for name, data in texts.items():
@@ -61,22 +61,25 @@ def write_artifact(
 
 
 def _pack(writer: ArtifactWriter, model: ModelInput, planned: Planned, target: Target, tell: Progress) -> None:
-    """Fill ``weights/rank-N.bin`` for every rank: streams, embedding tables and constants, and behind them the plan."""
-    plan, before, total = planned.rendered.plan, 0, sum(index.total_bytes for index in planned.indices)
-    for rank, schedule in enumerate(rank_schedules(planned.program, planned.schedule)):
-        size = planned.indices[rank].total_bytes
-        with writer.region(weights_name(rank), size + len(plan)) as out:
-            pack_stream(
-                planned.program,
-                schedule,
-                ViewedWeights(model.weights, planned.leaves),
-                target.layout,
-                out[:size],
-                planned.graph.tables,
-                progress=lambda done, _, before=before: tell("packing weights", before + done, total),
-            )
-            out[size:] = memoryview(plan)
-        before += size
+    """Fill ``weights/rank-N.bin`` for every rank: its streams; and in the first one embedding tables and constants, and behind
+    them the plan, for all."""
+    program, plan, layout = planned.program, planned.rendered.plan, target.layout
+    weights = ViewedWeights(model.weights, planned.leaves)
+    before, total = 0, sum(index.total_bytes for index in planned.indices)
+    for rank, schedule in enumerate(rank_schedules(program, planned.schedule)):
+        index = planned.indices[rank]
+        told = lambda done, _, before=before: tell("packing weights", before + done, total)
+        with writer.region(weights_name(rank), _rank_bytes(planned, rank)) as out:
+            if rank == 0:
+                pack_stream(program, schedule, weights, layout, out[: index.total_bytes], planned.graph.tables, progress=told)
+                out[index.total_bytes :] = memoryview(plan)
+            else:
+                pack_share(program, schedule, weights, layout, out, index, told)
+        before += index.total_bytes
+
+
+def _rank_bytes(planned: Planned, rank: int) -> int:
+    return planned.indices[rank].total_bytes + (len(planned.rendered.plan) if rank == 0 else 0)
 
 
 def _gate(writer: ArtifactWriter, reference: tuple[str, Reference], tell: Progress) -> GateResult:
@@ -106,7 +109,7 @@ def _manifest(model: ModelInput, planned: Planned, target: Target, binary_facts:
         kv_bytes=rendered.kv_bytes,
         exchange_bytes=rendered.exchange_bytes,
         stages=rendered.stages,
-        sections=tuple(_sections(index, rendered.plan) for index in planned.indices) if weights else (),
+        sections=tuple(_sections(planned, rank) for rank in range(program.ranks)) if weights else (),
         ranks=program.ranks,
         probe_bytes=0,
         model_type=model.config.get("model_type"),
@@ -127,13 +130,15 @@ def _padding_bytes(planned: Planned) -> int:
     return sum(length for index in planned.indices for _, length in index.streams) - weight_bytes(planned.program)
 
 
-def _sections(index: PackIndex, plan: bytes) -> dict[str, Section]:
-    """Where the launch struct's pointers point to in the packed file of a rank."""
+def _sections(planned: Planned, rank: int) -> dict[str, Section]:
+    """Where the launch struct's pointers point to in the packed files: a rank's streams in its own, all else in the first."""
+    first, plan = planned.indices[0], planned.rendered.plan
+    holder = None if rank == 0 else 0
     return {
-        "stream": Section(0, index.embed_offset),
-        "embed": Section(index.embed_offset, index.const_offset - index.embed_offset),
-        "consts": Section(index.const_offset, index.total_bytes - index.const_offset),
-        "plan": Section(index.total_bytes, len(plan)),
+        "stream": Section(0, planned.indices[rank].embed_offset),
+        "embed": Section(first.embed_offset, first.const_offset - first.embed_offset, holder),
+        "consts": Section(first.const_offset, first.total_bytes - first.const_offset, holder),
+        "plan": Section(first.total_bytes, len(plan), holder),
     }
 
 

@@ -49,11 +49,7 @@ def pack_stream(
     ``tables`` holds the position tables of the graph. Raises PackError naming the tensor that is missing, has another
     shape, holds NaN or infinity, or does not fit the storage dtype.
     """
-    if program.dtype not in _EXPONENTS:
-        raise PackError(f"weights are packed as {', '.join(_EXPONENTS)}, not {program.dtype}")
     index = pack_index(program, schedule, layout, align)
-    if out.dtype != np.uint8 or out.ndim != 1 or len(out) < index.total_bytes:
-        raise ValueError(f"the pack needs {index.total_bytes} bytes of uint8, not {out.dtype}{list(out.shape)}")
     writer = _Writer(program, schedule, weights, layout, out, index, progress)
     writer.streams()
     writer.embeds()
@@ -61,8 +57,19 @@ def pack_stream(
     return index
 
 
+def pack_share(
+    program: Program, schedule: Schedule, weights: WeightSource, layout: Layout, out: np.ndarray, index: PackIndex, progress: Progress | None = None
+) -> None:
+    """As ``pack_stream``, the streams of ``schedule`` alone, as ``index`` places them: the pack of a rank that is not the first."""
+    _Writer(program, schedule, weights, layout, out, index, progress).streams()
+
+
 class _Writer:
     def __init__(self, program, schedule, weights, layout, out, index, progress) -> None:
+        if program.dtype not in _EXPONENTS:
+            raise PackError(f"weights are packed as {', '.join(_EXPONENTS)}, not {program.dtype}")
+        if out.dtype != np.uint8 or out.ndim != 1 or len(out) < index.total_bytes:
+            raise ValueError(f"the pack needs {index.total_bytes} bytes of uint8, not {out.dtype}{list(out.shape)}")
         self.program, self.schedule, self.weights, self.layout = program, schedule, weights, layout
         self.out, self.index, self.progress = out, index, progress
         self.dtype = NUMPY_DTYPES[program.dtype]

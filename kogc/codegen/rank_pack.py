@@ -1,6 +1,7 @@
-"""The pack of every rank: its own workers' streams, and all embedding tables and constants.
+"""The pack of every rank: its own workers' streams.
 
-Tables and constants are whole in every rank: a token reads one row of a table, and constants are small.
+Embedding tables and constants are whole in every rank's memory, for a token reads one row of a table, and constants are small. In
+the artifact they lie once, behind the streams of rank 0.
 """
 
 from __future__ import annotations
@@ -25,17 +26,23 @@ def rank_schedules(program: Program, schedule: Schedule) -> tuple[Schedule, ...]
 
 
 def rank_indices(program: Program, schedule: Schedule, layout: Layout) -> tuple[PackIndex, ...]:
-    """Where everything lies in the pack of each rank."""
-    return tuple(pack_index(program, own, layout) for own in rank_schedules(program, schedule))
+    """Where everything lies in the pack of each rank: behind the first rank's streams the tables and constants of all."""
+    first, *others = (pack_index(program, own, layout) for own in rank_schedules(program, schedule))
+    return (first, *map(_streams_alone, others))
 
 
 def whole_index(program: Program, schedule: Schedule, layout: Layout) -> PackIndex:
-    """The index that the kernel's plan is made from: every worker's stream as it lies in its rank's pack; tables and constants
-    lie at the same place in all of them. ``padding_bytes`` are those of all ranks."""
+    """The index that the kernel's plan is made from: every worker's stream as it lies in its rank's pack, and tables and
+    constants as they lie in theirs. ``padding_bytes`` are those of all ranks."""
     if program.ranks == 1:
         return pack_index(program, schedule, layout)
     streams = tuple(stream for index in rank_indices(program, schedule, layout) for stream in index.streams)
     return replace(pack_index(program, schedule, layout), streams=streams)
+
+
+def _streams_alone(index: PackIndex) -> PackIndex:
+    end = index.embed_offset
+    return replace(index, total_bytes=end, const_offset=end, embeds={}, consts={})
 
 
 class RankedWeights:

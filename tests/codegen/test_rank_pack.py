@@ -8,7 +8,7 @@ from kernel_harness import rounded_weights
 from program_fixture import laneformer, rope_tables
 
 from kogc.codegen.layout import make_layout
-from kogc.codegen.pack import pack_stream
+from kogc.codegen.pack import pack_share, pack_stream
 from kogc.codegen.pack_index import pack_index
 from kogc.codegen.pack_read import PackedWeights
 from kogc.codegen.rank_pack import RankedWeights, rank_indices, rank_schedules, whole_index
@@ -30,9 +30,12 @@ def program_on(ranks: int, dtype: str = "fp32"):
 
 
 def packs(program, work, weights):
-    for index, own in zip(rank_indices(program, work, stream_order), rank_schedules(program, work), strict=True):
+    for rank, (index, own) in enumerate(zip(rank_indices(program, work, stream_order), rank_schedules(program, work), strict=True)):
         out = np.full(index.total_bytes, 0xAB, np.uint8)
-        pack_stream(program, own, weights, stream_order, out, rope_tables(program))
+        if rank == 0:
+            pack_stream(program, own, weights, stream_order, out, rope_tables(program))
+        else:
+            pack_share(program, own, weights, stream_order, out, index)
         yield PackedWeights(out, index, program, own, stream_order)
 
 
@@ -62,7 +65,14 @@ def test_ranks_stream_what_as_many_workers_of_one_rank_would():
     assert [length for _, length in whole.streams] == [length for index in parts for _, length in index.streams]
     joined = whole_index(program, work, stream_order)
     assert joined.streams == tuple(stream for index in parts for stream in index.streams)
-    assert {index.consts[key] - joined.consts[key] for index in parts for key in joined.consts} == {0}
+    assert (joined.consts, joined.embeds) == (parts[0].consts, parts[0].embeds)
+
+
+def test_tables_and_constants_lie_once_behind_the_first_ranks_streams():
+    program, work = program_on(4)
+    first, *others = rank_indices(program, work, stream_order)
+    assert first.total_bytes > first.const_offset > first.embed_offset
+    assert all(index.total_bytes == index.embed_offset and not index.consts for index in others)
 
 
 def test_a_rank_holds_its_own_lanes_caches():
