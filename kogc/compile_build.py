@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from kogc.codegen.render import render
-from kogc.compile_passes import Planned
+from kogc.compile_passes import Planned, emit
 from kogc.errors import PlanRejected
 from kogc.targets import Target, with_values
 from kogc.targets.toolchains import load_toolchain
@@ -48,4 +47,4 @@ def build_plan(planned: Planned, target: Target, tell: Progress) -> Built:
 
 def _with(planned: Planned, target: Target, values: Mapping[str, int]) -> Planned:
     """The same plan, emitted for the target with other numbers."""
-    return replace(planned, rendered=render(planned.program, planned.schedule, with_values(target, values), planned.index))
+    return replace(planned, rendered=emit(planned.program, planned.schedule, with_values(target, values)))

@@ -76,9 +76,14 @@ def plan(model: ModelInput, dtype: str, workers: int, target: Target, dump: Dump
     dump("program", program)
     dump("schedule", work)
     tell("rendering", 0, 0)
-    rendered = render(program, work, target, whole_index(program, work, target.layout))
+    rendered = emit(program, work, target)
     dump("kernel", rendered.source, Path(load_toolchain(target.name).SOURCE_MEMBER).suffix)
     return Planned(part, program, work, rank_indices(program, work, target.layout), rendered, viewed.leaves)
+
+
+def emit(program: Program, work: Schedule, target: Target) -> Rendered:
+    """The source of a scheduled program for ``target``, whose weights lie one rank's after the other's."""
+    return render(program, work, target, whole_index(program, work, target.layout))
 
 
 def _separated(program: Program, target: Target) -> Program:

@@ -112,7 +112,7 @@ def explain(
 def _explained(model: ModelInput, known: Explanation, position: int | None, tell: Progress) -> Explanation:
     graph = decode_graph(model, Dump(None), tell)
     tell("planning", 0, 0)
-    (part,) = partition(graph).graphs
+    part = partition(graph)
     stages = fuse(separate_views(part).graph)
     context = model.context or graph.meta["capacity"]
     program = roll(stages, context, known.dtype, (1,), model.name)

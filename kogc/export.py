@@ -75,6 +75,6 @@ def _model(source: str | Path | nn.Module, max_context: int | None, allow_pickle
     model = load_model(source, allow_pickle=allow_pickle, max_context=max_context)
     if isinstance(model.weights, MissingWeights):
         raise BadInput(model.weights.problem)
-    (part,) = partition(decode_graph(model, Dump(None), tell)).graphs
+    part = partition(decode_graph(model, Dump(None), tell))
     viewed = separate_views(part)
     return viewed.graph, ViewedWeights(model.weights, viewed.leaves)

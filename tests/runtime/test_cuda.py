@@ -479,7 +479,8 @@ def test_a_gate_holds_for_the_kind_of_gpu_it_passed_on(fake, make_artifact, monk
 def test_tuning_swaps_kernels_and_writes_the_best(fake, make_artifact, monkeypatch, tmp_path):
     """The whole of `kogc tune` for an h200, but for the compiler and the clock."""
     gate = {"passed": True, "machine": device_id("h200"), "rel_rmse": 1e-6, "limit": 1e-4, "stages": []}
-    artifact = make_artifact(source="constexpr int WINDOW = 3;  // chunks\nconstexpr int BULK_WINDOW = 5;  // of them\n", gate=gate)
+    knobs = ("WINDOW = 3;  // chunks", "BULK_WINDOW = 5;  // of them", "DRAIN = 16;  // fragments")
+    artifact = make_artifact(source="".join(f"constexpr int {knob}\n" for knob in knobs), gate=gate)
 
     def build(source: str):
         path = tmp_path / "kernel.cubin"
@@ -501,8 +502,9 @@ def test_tuning_swaps_kernels_and_writes_the_best(fake, make_artifact, monkeypat
     monkeypatch.setattr("kogc.tune.ceiling_share", lambda *asked: None)
     done = tune(artifact, tmp_path / "tuned.kog")
     assert done.written and done.tuned == {"WINDOW": 4, "BULK_WINDOW": 4}
-    assert [(trial.knob, trial.value) for trial in done.trials] == [("WINDOW", 2), ("WINDOW", 4), ("BULK_WINDOW", 4), ("BULK_WINDOW", 6), ("BULK_WINDOW", 8)]
-    assert done.trials[-1].note == "the kernel does not fit into registers"
+    tried = {"WINDOW": (2, 4), "BULK_WINDOW": (4, 6, 8), "DRAIN": (0, 8, 24)}
+    assert [(trial.knob, trial.value) for trial in done.trials] == [(knob, value) for knob, values in tried.items() for value in values]
+    assert [trial.note for trial in done.trials if (trial.knob, trial.value) == ("BULK_WINDOW", 8)] == ["the kernel does not fit into registers"]
     written = load(tmp_path / "tuned.kog")
     assert bytes(written.binary) == b"\x7fELF " + written.source.encode() and "BULK_WINDOW = 4;  // of them" in written.source
     assert written.manifest.toolchain == {"compiler": "NVRTC 13.0"} and written.manifest.meta["resources"] == {"registers": 168}

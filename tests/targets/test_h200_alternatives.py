@@ -70,7 +70,7 @@ def test_else_the_first_alternative_that_fits(plan, fitting):
     assert tried == [OWN, {**OWN, **FIRST}, {**OWN, **SECOND}]
     assert done.facts == {"resources": {"registers": 168}, "alternative": SECOND} and constants(done.planned.rendered.source) == {**OWN, **SECOND}
     assert done.binary.read_text() == done.planned.rendered.source != plan.rendered.source
-    assert (done.planned.schedule, done.planned.index) == (plan.schedule, plan.index)
+    assert (done.planned.schedule, done.planned.indices) == (plan.schedule, plan.indices)
 
 
 def test_when_none_fits_the_error_is_about_the_plans_own(plan, fitting):

@@ -886,11 +886,7 @@ DEVICE_STAGE bool stage_head(Worker& w, int iteration) {
   const View norm = {w.scratch + 704, 2, 24};
   const View mean = {w.scratch + 32, 1, 24};
   const int visits = work.next();
-  if (visits == 0) {  // no row: every other one is better
-    const Outgoing new_best = outgoing(w, buffer_best(), 0, place);
-    for (int t = 0; t < T; ++t) w.best[t] = {NOTHING, INT32_MAX};
-    publish_best<T>(w, buffer_best(), new_best, place);
-  }
+  if (visits == 0) publish_best<T>(w, buffer_best(), new_best, place);  // no row: every other one is better
   if (visits == 0) return true;
   for (int each = 0; each < 2; ++each)
     for (int t = 0; t < T; ++t) {
