@@ -16,6 +16,7 @@ from kogc.ir.graph import Graph
 from kogc.ir.passes.partition import partition
 from kogc.ir.passes.views import ViewedWeights, separate_views
 from kogc.ir.weights import WeightSource
+from kogc.output import check_output, replacing
 from kogc.packed import packed_weights
 from kogc.verify import Progress
 
@@ -43,22 +44,31 @@ def export_onnx(
     Raises:
         BadInput, FrontendError, GraphError: the model cannot be read, has no weights, or is not recognised.
         EnvironmentFailure: the ``onnx`` package is missing.
-        OutputFailure: the file cannot be written.
+        BadInput: the file would replace something else than an earlier export.
+        OutputFailure: the file cannot be written. Nothing is then left of it, and what was there is as it was.
     """
     if importlib.util.find_spec("onnx") is None:
         raise EnvironmentFailure("writing ONNX needs the onnx package: pip install 'kogc[onnx]'")
     from kogc.onnx.model import write_onnx  # optional
 
+    target, data = Path(path), Path(f"{path}.data")
+    _check(target, data, source)
     tell = progress or (lambda step, done, total: None)
     graph, weights = _artifact(Path(source)) if _is_artifact(source) else _model(source, max_context, allow_pickle, tell)
     tell("writing ONNX", 0, 0)
-    target = Path(path)
-    if isinstance(source, str | Path) and target.exists() and Path(source).exists() and target.samefile(source):
-        raise BadInput(f"cannot write {target}: it is the model itself; choose another name")
     try:
-        write_onnx(graph, weights, target)
+        with replacing(data, target) as (data_part, target_part):
+            write_onnx(graph, weights, target_part, data_part, data.name)
     except OSError as error:
         raise OutputFailure(f"cannot write {target}: {error.strerror or error}") from error
+
+
+def _check(target: Path, data: Path, source: str | Path | nn.Module) -> None:
+    """Raises BadInput and OutputFailure where ``target`` and the file for its large tensors cannot or must not be written."""
+    check_output(target, source, suffix=".onnx", option="--onnx")
+    check_output(data, source, suffix=".data", option="--onnx")
+    if data.exists() and not target.exists():  # large tensors of another model, maybe of this very source
+        raise BadInput(f"cannot write {target}: its large tensors go to {data}, which is there without it; choose another name with --onnx, or delete it")
 
 
 def _is_artifact(source: str | Path | nn.Module) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -21,18 +22,19 @@ DOMAIN = "kogc"
 _TYPES = {"fp32": TensorProto.FLOAT, "fp64": TensorProto.FLOAT, "int64": TensorProto.INT64}
 
 
-def write_onnx(graph: Graph, weights: WeightSource, path: Path) -> None:
-    """Write ``graph`` (level ``decode``, weight leaves as they are stored in ``weights``) to ``path``.
+def write_onnx(graph: Graph, weights: WeightSource, path: Path, data: Path, location: str) -> None:
+    """Write ``graph`` (level ``decode``, weight leaves as they are stored in ``weights``) to ``path``, and its large tensors to
+    ``data``, which will be called ``location`` beside it.
 
     Inputs are ``token`` and ``position``, int64 [T], and the caches, fp32 [kv_heads, capacity, head_dim]; outputs the logits,
-    fp32 [T, vocab], and the caches after the step, called ``NAME.after``. Weights keep their types; large ones go to
-    ``path`` with ``.data`` behind it.
+    fp32 [T, vocab], and the caches after the step, called ``NAME.after``. Weights keep their types.
 
     Raises:
         GraphError: an op has no ONNX form.
         OSError: the file cannot be written.
     """
-    _Writer(graph, weights, TensorStore(path)).write(path)
+    with closing(TensorStore(data, location)) as store:
+        _Writer(graph, weights, store).write(path)
 
 
 class _Writer:
@@ -51,7 +53,6 @@ class _Writer:
         graph = helper.make_graph(self.body.nodes, self.graph.name, self.inputs, outputs, self.store.tensors)
         opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(DOMAIN, 1)]
         model = helper.make_model(graph, opset_imports=opsets, functions=list(self.functions.values()), producer_name="kogc", ir_version=9)
-        self.store.close()
         onnx.save_model(model, path)
 
     def _cache(self, name: str) -> str:

@@ -17,11 +17,12 @@ _TYPES = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16, "bfloat1
 
 
 class TensorStore:
-    """Collects ``tensors`` for the model at ``path``. No tensor is held longer than it takes to write it."""
+    """Collects ``tensors``, large ones in a file at ``path``, which the model calls ``name``. No tensor is held longer than it
+    takes to write it."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, name: str) -> None:
         self.tensors: list[onnx.TensorProto] = []
-        self._path = path.with_name(f"{path.name}.data")
+        self._path, self._name = path, name
         self._file: BinaryIO | None = None
         self._fp32: set[str] = set()
 
@@ -49,7 +50,7 @@ class TensorStore:
             self._file = self._path.open("wb")
         self._file.write(bytes(-self._file.tell() % _ALIGN))
         tensor = TensorProto(name=name, data_type=kind, dims=value.shape, data_location=TensorProto.EXTERNAL)
-        for key, text in (("location", self._path.name), ("offset", str(self._file.tell())), ("length", str(value.nbytes))):
+        for key, text in (("location", self._name), ("offset", str(self._file.tell())), ("length", str(value.nbytes))):
             tensor.external_data.add(key=key, value=text)
-        value.tofile(self._file) if value.dtype.name != "bfloat16" else value.view(np.uint16).tofile(self._file)
+        self._file.write(value.reshape(-1).view(np.uint8))  # and not `tofile`, which does not say why a disk takes no more
         return tensor
