@@ -136,7 +136,7 @@ def compile_model(
     threads = machine.facts.get("workers", max(1, usable_cores() // tp)) if workers is None else workers
     most = machine.facts.get("multiprocessors", MAX_WORKERS // tp)
     if not isinstance(threads, int) or not 1 <= threads <= most:
-        has = f" (an {machine.title} has {most} multiprocessors)" if "multiprocessors" in machine.facts else ""
+        has = f" (an {machine.title} has {most} multiprocessors)" if "multiprocessors" in machine.facts else f" on each of {tp} ranks" if tp > 1 else ""
         raise BadInput(f"workers is {threads!r}, expected an integer from 1 to {most}{has}")
     if max_context is not None and (not isinstance(max_context, int) or max_context < 2):
         raise BadInput(f"max_context is {max_context!r}, expected an integer of at least 2")

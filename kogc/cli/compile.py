@@ -32,7 +32,7 @@ def command(
     target: Annotated[str, typer.Option(help="What to compile for; `kogc targets` lists them.")] = "cpu",
     output: Annotated[Path | None, typer.Option("-o", "--output", help="The artifact to write; by default MODEL's name with .kog, here.")] = None,
     dtype: Annotated[Dtype | None, typer.Option(help="Storage type of weights and KV cache; by default the model's own.")] = None,
-    max_context: Annotated[int | None, typer.Option(min=1, help="Positions the KV cache holds; by default the model's own limit.")] = None,
+    max_context: Annotated[int | None, typer.Option(min=2, help="Positions the KV cache holds; by default the model's own limit.")] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Workers, baked in; by default one thread per core, or what the target says.")] = None,
     tp: Annotated[int, typer.Option(min=1, help="Ranks to cut the model over (tensor parallelism), baked in; --workers is for each of them.")] = 1,
     dump_ir: Annotated[Path | None, typer.Option(metavar="DIR", help="Write the result of every pass into this folder.")] = None,

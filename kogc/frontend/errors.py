@@ -20,9 +20,11 @@ class UnsafeModelWarning(UserWarning):
 
 
 def first_line(error: BaseException) -> str:
-    """The first non-empty line of an error's text, or its type when it has none."""
-    lines = (line.strip() for line in str(error).splitlines())
-    return next((line for line in lines if line), type(error).__name__)
+    """The first non-empty line of an error's text and what it announces with a colon, or the error's type when it has no text."""
+    if isinstance(error, KeyError):  # its text is the key alone
+        return f"there is no {error}"
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return " ".join(lines[: 2 if lines[0].endswith(":") else 1])
 
 
 def raised_at(error: BaseException) -> str:

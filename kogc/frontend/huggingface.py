@@ -18,9 +18,12 @@ from kogc.frontend.import_fx import to_numpy
 from kogc.frontend.model_input import ModelInput, digest, ending_ids, file_identity, reference_module, starting_id
 from kogc.frontend.sources import CheckedWeights, MissingWeights, RandomWeights, check_weights, stored_dtype
 from kogc.models.build import MODEL_TYPES
+from kogc.models.config import MAX_LAYERS
 
 _INDEX = "model.safetensors.index.json"
 _DECLARED = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
+#: What configurations call the number of layers.
+_LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
@@ -92,13 +95,19 @@ def _module(
     """The reference module where kogc has one for this type, otherwise the one of Transformers, if that is installed."""
     where = str(folder / "config.json")
     kind = config.get("model_type")
-    if not isinstance(kind, str) or kind in MODEL_TYPES:
+    if not isinstance(kind, str):
+        raise FrontendError(f"{where}: `model_type` is {kind!r}, expected {', '.join(MODEL_TYPES)} or a type that Transformers knows")
+    if kind in MODEL_TYPES:
         return reference_module(config, where, max_context)
     if importlib.util.find_spec("transformers") is None:
         raise FrontendError(
             f"{where}: `model_type` is {config['model_type']!r}; {', '.join(MODEL_TYPES)} are built in, for others install "
             "transformers"
         )
+    for name in _LAYERS:  # before Transformers makes a list of them
+        layers = {**(config.get("text_config") or {}), **config}.get(name)
+        if isinstance(layers, int) and layers > MAX_LAYERS:
+            raise FrontendError(f"{where}: `{name}` is {layers}, expected at most {MAX_LAYERS}")
     from kogc.frontend.transformers_step import transformers_module  # Transformers is optional and slow to import
 
     return transformers_module(folder, max_context)

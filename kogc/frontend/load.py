@@ -63,6 +63,8 @@ def load_model(
             model = _load_file(path, allow_pickle, tokenizer is None, max_context)
         if path != Path(source):
             model = replace(model, name=Path(source).name)
+    if model.context is not None and model.context < 2:
+        raise FrontendError(f"{source}: a context of {model.context} leaves no position to look back to; kogc compiles for at least 2")
     if tokenizer is not None:
         model = model.with_tokenizer(_read_tokenizer(Path(tokenizer)))
     if model.tokenizer_json is not None:

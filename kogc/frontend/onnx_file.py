@@ -40,14 +40,17 @@ class OnnxFile:
 
     def _tensor(self, tensor: onnx.TensorProto) -> np.ndarray:
         if tensor.data_location != onnx.TensorProto.EXTERNAL:
-            return numpy_helper.to_array(tensor)
+            try:
+                return numpy_helper.to_array(tensor)
+            except (ValueError, KeyError, TypeError) as error:  # onnx has no check of its own for these
+                raise FrontendError(f"{self.path}: tensor {tensor.name} is damaged: {first_line(error)}") from error
         facts = {entry.key: entry.value for entry in tensor.external_data}
         data = self.path.parent / facts["location"]
         if tensor.data_type not in _EXTERNAL or data.resolve().parent != self.path.parent.resolve():
             raise FrontendError(f"{self.path}: tensor {tensor.name} lies in {facts['location']}, which is not read (another folder, or another type)")
         try:
             return np.memmap(data, _EXTERNAL[tensor.data_type], "r", int(facts.get("offset", 0)), tuple(tensor.dims))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, OverflowError) as error:
             raise FrontendError(f"{self.path}: tensor {tensor.name} cannot be read from {data}: {first_line(error)}") from error
 
     def _take_constants(self) -> None:

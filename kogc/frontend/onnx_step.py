@@ -59,8 +59,10 @@ def _inputs(file: OnnxFile) -> tuple[onnx.ValueInfoProto, onnx.ValueInfoProto, l
     if len(others) != 1 or not caches or len(file.outputs) != 1 + len(caches):
         listed = ", ".join(one.name for one in file.inputs)
         raise FrontendError(f"{file.path} takes {listed or 'nothing'} and gives {len(file.outputs)} results, expected {_SIGNATURE}")
+    if any(size < 1 for one in integers for size in _shape(one)):
+        raise FrontendError(f"{file.path}: an input of shape {next(shape for shape in map(_shape, integers) if min(shape) < 1)} holds no ids, expected {_SIGNATURE}")
     for cache in caches:
-        if any(not size.dim_value for size in cache.type.tensor_type.shape.dim):
+        if any(size.dim_value < 1 for size in cache.type.tensor_type.shape.dim):
             raise FrontendError(f"{file.path}: cache {cache.name} has no fixed shape; export with caches of fixed length that are written at position")
     return others[0], position, caches
 

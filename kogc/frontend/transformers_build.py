@@ -13,6 +13,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from kogc.frontend.errors import FrontendError, first_line
+from kogc.frontend.quiet import quiet_torch
 
 #: ``sdpa`` whose mask is always there: left to itself, Transformers does without where it takes a cache to be empty, and to know
 #: that it reads the positions. "sdpa" in the name makes it ask whether a model has it.
@@ -56,7 +57,8 @@ def build(folder: Path) -> nn.Module:
 def _config(folder: Path) -> Any:
     try:
         # False and not its default None, which asks on the terminal.
-        whole = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        with quiet_torch():  # what it logs comes back as an error
+            whole = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         return whole.get_text_config(decoder=True)
     except Exception as error:  # whatever the configuration makes Transformers raise
         raise FrontendError(f"{folder}: Transformers cannot read the configuration: {first_line(error)}") from error

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import zipfile
 from pathlib import Path
 
@@ -198,8 +199,17 @@ def test_reading_it_all_the_same_warns(tmp_path):
         check(load_model(path, allow_pickle=True))
 
 
-def test_a_damaged_file_is_one_line(tmp_path):
-    path = changed(exported(InPlace(), tmp_path / "step.pt2"), lambda name, content: b"{" if name.endswith("model.json") else content)
+DAMAGES = {
+    "half a graph": lambda name, content: b"{" if name.endswith("model.json") else content,
+    "half a pickle": lambda name, content: content[: len(content) // 2] if name.endswith(".pt") else content,
+    "no table of weights": lambda name, content: b'{"config": null}' if name.endswith("weights_config.json") else content,
+    "a weight without a file": lambda name, content: re.sub(rb'"path_name": "[^"]*"', b'"path_name": null', content),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_file_is_one_line(damage, tmp_path):
+    path = changed(exported(InPlace(), tmp_path / "step.pt2"), DAMAGES[damage])
     with pytest.raises(FrontendError, match="truncated or damaged") as caught:
         load_model(path)
     assert "\n" not in str(caught.value)

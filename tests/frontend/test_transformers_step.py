@@ -37,6 +37,26 @@ def test_traced_step_computes_what_the_model_computes(kind, more, tmp_path):
     assert loaded.context == graph.meta["capacity"] == 16
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_hidden_layers": 10**9}, "`num_hidden_layers` is 1000000000, expected at most 4096"),
+        ({"hidden_size": "32"}, "Validation error for field 'hidden_size': .*expected int, got str"),
+        ({"hidden_act": "nosuch"}, "cannot build the model: there is no 'nosuch'"),
+        ({"model_type": None}, "`model_type` is None, expected laneformer, .* or a type that Transformers knows"),
+        ({"max_position_embeddings": 1}, "a context of 1 leaves no position to look back to"),
+    ],
+    ids=lambda case: next(iter(case)) if isinstance(case, dict) else "",
+)
+def test_configurations_that_cannot_be_used(changes, message, tmp_path):
+    pytest.importorskip("transformers")
+    config = {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], **SHAPE, **changes}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(FrontendError, match=message) as caught:
+        load_model(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
 def test_without_transformers_the_error_says_what_to_install(tmp_path, monkeypatch):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)

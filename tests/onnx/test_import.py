@@ -150,6 +150,36 @@ def test_damaged_files_are_one_line(tmp_path):
     assert "\n" not in str(caught.value)
 
 
+HUGE = TensorProto(name="table", data_type=TensorProto.FLOAT, dims=[-1, 8], data_location=TensorProto.EXTERNAL)
+HUGE.external_data.add(key="location", value="short.bin")
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        (TensorProto(name="table", data_type=99, dims=[9, 8], raw_data=bytes(288)), "table"),
+        (TensorProto(name="table", data_type=TensorProto.INT8, dims=[9, 8], raw_data=bytes(288)), "tensor table is damaged: cannot reshape"),
+        (HUGE, "tensor table cannot be read from .*short.bin"),
+    ],
+    ids=["type", "bytes", "negative"],
+)
+def test_damaged_tensors_are_one_line(table, message, tmp_path):
+    (tmp_path / "short.bin").write_bytes(bytes(8))
+    nodes = [LOOKED_UP, helper.make_node("Identity", ["x"], ["logits"]), KEPT]
+    with pytest.raises(FrontendError, match=message):
+        load_model(file(tmp_path / "x.onnx", nodes, tensors=[table]))
+
+
+@pytest.mark.parametrize(("name", "message"), [("cache", "cache cache has no fixed shape"), ("token", "holds no ids"), ("position", "holds no ids")])
+def test_negative_shapes_are_refused(name, message, tmp_path):
+    nodes = [LOOKED_UP, helper.make_node("Identity", ["x"], ["logits"]), KEPT]
+    model = onnx.load(file(tmp_path / "x.onnx", nodes, tensors=[floats("table", 9, 8)]))
+    next(one for one in model.graph.input if one.name == name).type.tensor_type.shape.dim[0].dim_value = -1
+    onnx.save_model(model, tmp_path / "x.onnx")
+    with pytest.raises(FrontendError, match=message):
+        load_model(tmp_path / "x.onnx")
+
+
 @pytest.mark.parametrize(("location", "message"), [("../secret.bin", "secret.bin"), ("absent.bin", "absent.bin"), ("short.bin", "cannot be read")])
 def test_tensors_outside_of_the_folder_or_missing(location, message, tmp_path):
     (tmp_path / "short.bin").write_bytes(bytes(8))
