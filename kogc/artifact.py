@@ -155,6 +155,8 @@ class Artifact:
     def section(self, name: str, rank: int = 0) -> np.ndarray:
         """Part ``name`` (``stream``, ``embed``, ``consts``, ``plan``) of a rank's weights: uint8 [bytes], read-only."""
         places = self.manifest.sections[rank] if rank < len(self.manifest.sections) else {}
+        if not places:
+            self.weights(rank)  # raises where there are none at all, which says more than that a part is missing
         if name not in places:
             raise ArtifactError(f"{self.path}: {MANIFEST} does not say where part {name} of rank {rank} lies")
         place = places[name]

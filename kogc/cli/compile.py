@@ -70,7 +70,8 @@ def command(
     state = "unchanged" if done.cached else f"compiled in {done.seconds:.1f} s"
     out.print(f"{done.artifact.path}: {manifest.model} for {manifest.target}, {manifest.dtype}, {workers_line(manifest)}, {state}", markup=False)
     out.print(gate_line(done.gate, done.gate_note), markup=False)
-    out.print(f"next: kogc run {done.artifact.path} --prompt 'def '    or    kogc inspect {done.artifact.path} --source", markup=False)
+    run = f"kogc run {done.artifact.path} --prompt 'def '    or    " if weights else ""
+    out.print(f"next: {run}kogc inspect {done.artifact.path} --source", markup=False)
 
 
 def default_output(model: str) -> Path:

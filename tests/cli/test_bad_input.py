@@ -218,3 +218,12 @@ def test_artifact_of_a_newer_schema(kogc, tiny_kog):
     at = whole.index(old, key + 8)
     tiny_kog.write_bytes(whole[:at] + b"9" + whole[at + 1 :])
     refused(kogc("run", tiny_kog, "--ids", "1"), "tiny.kog")
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_an_artifact_without_weights_says_so(kogc, tiny_pt, tmp_path, ranks):
+    made = kogc("compile", tiny_pt, "-o", tmp_path / "bare.kog", "--no-weights", "--tp", ranks, "--workers", 1)
+    assert made.code == 0 and "kogc run" not in made.out and "kogc inspect" in made.out
+    for command in (("run", "--ids", "1"), ("verify",), ("export", "--onnx", tmp_path / "x.onnx")):
+        refused(kogc(command[0], tmp_path / "bare.kog", *command[1:]), "it was compiled with --no-weights")
+    assert not list(tmp_path.glob("*.onnx*"))
