@@ -89,7 +89,8 @@ def _load(text: str, what: str, schema: int) -> Any:
         raise SerializeError(f"{what} is not JSON: {error}") from error
     if not isinstance(found, dict) or found.get("schema") != schema:
         number = found.get("schema") if isinstance(found, dict) else None
-        raise SerializeError(f"{what} has schema {number}, this kogc reads {schema}")
+        cure = "upgrade kogc" if isinstance(number, int) and number > schema else "compile the model again"
+        raise SerializeError(f"{what} has schema {number}, this kogc reads {schema}; {cure}")
     if what not in found:
         raise SerializeError(f"{what} is missing")
     return found[what]

@@ -72,7 +72,8 @@ def changed(text, change):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda v: v.update(schema=99), "program has schema 99, this kogc reads 3"),
+        (lambda v: v.update(schema=99), "program has schema 99, this kogc reads 3; upgrade kogc"),
+        (lambda v: v.update(schema=2), "program has schema 2, this kogc reads 3; compile the model again"),
         (lambda v: v.pop("program"), "program is missing"),
         (lambda v: v["program"].pop("dtype"), r"program: fields missing \['dtype'\]"),
         (lambda v: v["program"].update(extra=1), r"unknown \['extra'\]"),
