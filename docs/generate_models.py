@@ -26,6 +26,9 @@ kogc knows no model by name. A Hugging Face folder whose `model_type` is not one
 recognised by what the graph computes; the rows for Llama below take this way, too. So a family that is missing here may work all the same; if it does not, the error names
 the operation and the line of the model's code.
 
+A folder may bring its model's code along (`auto_map` in its `config.json`). It runs only with `--trust-remote-code`, and kogc says so;
+without that a Laneformer or Llama is read with kogc's own module, and anything else that Transformers does not know is refused.
+
 Every row is a test: a small random model of that shape, exported, compiled for `cpu` in fp32 and held against the logits of
 Transformers over 32 teacher-forced positions (relative RMSE ≤ 1e-4, argmax equal wherever the margin is clear), then generating
 greedily.

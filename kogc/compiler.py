@@ -78,6 +78,7 @@ def compile(
     dump_ir: str | Path | None = None,
     random_weights: bool = False,
     allow_pickle: bool = False,
+    trust_remote_code: bool = False,
     tokenizer: str | Path | None = None,
     weights: bool = True,
     gate: bool = True,
@@ -97,6 +98,7 @@ def compile(
         dump_ir: folder for the result of every pass.
         random_weights: make a preset's weights up, seeded.
         allow_pickle: unpickle a whole module, which runs code from the file.
+        trust_remote_code: run the model code that a Hugging Face folder brings along.
         tokenizer: a tokenizer.json to put into the artifact.
         weights: False compiles the code only.
         gate: hold the kernel against PyTorch before the file gets its name.
@@ -123,6 +125,7 @@ def compile_model(
     dump_ir: str | Path | None = None,
     random_weights: bool = False,
     allow_pickle: bool = False,
+    trust_remote_code: bool = False,
     tokenizer: str | Path | None = None,
     weights: bool = True,
     gate: bool = True,
@@ -142,8 +145,9 @@ def compile_model(
         raise BadInput(f"max_context is {max_context!r}, expected an integer of at least 2")
     tell("reading the model", 0, 0)
     model = load_model(
-        model_or_path, allow_pickle=allow_pickle, tokenizer=tokenizer, random_weights=random_weights, max_context=max_context
-    )
+        model_or_path, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code, tokenizer=tokenizer,
+        random_weights=random_weights, max_context=max_context,
+    )  # fmt: skip
     storage = _storage_dtype(dtype or model.dtype)
     if weights and isinstance(model.weights, MissingWeights):
         raise BadInput(model.weights.problem)

@@ -74,6 +74,7 @@ def verify_artifact(
     model: Any = None,
     *,
     allow_pickle: bool = False,
+    trust_remote_code: bool = False,
     progress: Progress | None = None,
 ) -> GateResult:
     """`kogc verify`: the gate for logits and for every stage; a pass is remembered for this file on this machine.
@@ -83,6 +84,7 @@ def verify_artifact(
         model: what it was compiled from, as ``kogc.frontend.load_model`` takes it: the reference is then PyTorch. Without
             it the reference is the artifact's own IR, interpreted over its own weights.
         allow_pickle: accept a pickled model.
+        trust_remote_code: run the model code that a Hugging Face folder brings along.
         progress: called with what is being done.
 
     Raises:
@@ -91,7 +93,8 @@ def verify_artifact(
     """
     from kogc.speed import remember_gate
 
-    reference, name = (packed_reference(artifact), INTERPRETED) if model is None else (_model_reference(artifact, model, allow_pickle), PYTORCH)
+    allowed = {"allow_pickle": allow_pickle, "trust_remote_code": trust_remote_code}
+    reference, name = (packed_reference(artifact), INTERPRETED) if model is None else (_model_reference(artifact, model, allowed), PYTORCH)
     result = run_gate(artifact, reference, name, stages=True, progress=progress)
     if model is not None and not result.passed and result.first_bad_stage is None and result.stages:
         hint = "every stage is right for the artifact's own weights, so the model given is probably not what it was compiled from"
@@ -214,19 +217,19 @@ def model_reference(model: Any, graph: Graph, dtype: str) -> Reference:
     return lambda ids: reference.module_logits(reference.fp32_module(model, get), ids)
 
 
-def _model_reference(artifact: Artifact, source: Any, allow_pickle: bool) -> Reference:
+def _model_reference(artifact: Artifact, source: Any, allowed: dict[str, bool]) -> Reference:
     from kogc.frontend.load import load_model
 
     seeded = isinstance(source, str) and source.startswith("preset:")
     source = Path(source) if isinstance(source, str) and not seeded else source
     facts = artifact.manifest
-    whole = load_model(source, allow_pickle=allow_pickle, random_weights=seeded)
+    whole = load_model(source, **allowed, random_weights=seeded)
     other = f"{source if isinstance(source, str | Path) else whole.name} is not what {artifact.path} was compiled from"
     if whole.context is not None and whole.context < facts.context:
         raise BadInput(f"{other}: it has {whole.context} positions, the artifact {facts.context}")
     if whole.config.get("vocab_size", facts.vocab) != facts.vocab:
         raise BadInput(f"{other}: its vocabulary has {whole.config['vocab_size']} tokens, the artifact's {facts.vocab}")
-    model = load_model(source, allow_pickle=allow_pickle, random_weights=seeded, max_context=facts.context) if whole.config else whole
+    model = load_model(source, **allowed, random_weights=seeded, max_context=facts.context) if whole.config else whole
     keys = {source_key(node) for node in artifact.ir if node.op == "weight"}
     missing = sorted(keys - set(model.weights.keys()))
     if missing:

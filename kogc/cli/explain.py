@@ -31,6 +31,7 @@ def command(
     max_context: Annotated[int | None, typer.Option(min=2, help="Positions the KV cache holds; by default the model's own limit.")] = None,
     position: Annotated[int | None, typer.Option(min=0, help="Context position that bytes are counted at; by default half the context.")] = None,
     allow_pickle: Annotated[bool, typer.Option("--allow-pickle", help="Unpickle a .pt holding a whole module. This runs code from the file.")] = False,
+    trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run the model code that a Hugging Face folder brings along.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout instead of text.")] = False,
 ) -> None:
     """Say what kogc recognises in MODEL, layer by layer, what it would fuse, and what it does not support. Needs no weights.
@@ -42,7 +43,7 @@ def command(
     with steps() as progress:
         found = explain(
             model if model.startswith("preset:") else Path(model), dtype=dtype.value if dtype else None, max_context=max_context,
-            position=position, allow_pickle=allow_pickle, progress=progress,
+            position=position, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code, progress=progress,
         )  # fmt: skip
     if as_json:
         print_json(found.to_json())

@@ -22,10 +22,11 @@ def command(
     onnx: Annotated[Path, typer.Option("--onnx", metavar="PATH", help="Write the decode graph as ONNX; large tensors go to PATH.data.")],
     max_context: Annotated[int | None, typer.Option(min=2, help="Positions the KV cache of a model holds; by default the model's own limit.")] = None,
     allow_pickle: Annotated[bool, typer.Option("--allow-pickle", help="Unpickle a .pt holding a whole module. This runs code from the file.")] = False,
+    trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run the model code that a Hugging Face folder brings along.")] = False,
 ) -> None:
     """Write a model's decode graph in another format: one step, token and position and caches in, logits and caches out."""
     from kogc.export import export_onnx
 
     with steps() as progress:
-        export_onnx(source if source.startswith("preset:") else Path(source), onnx, max_context=max_context, allow_pickle=allow_pickle, progress=progress)
+        export_onnx(source if source.startswith("preset:") else Path(source), onnx, max_context=max_context, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code, progress=progress)
     out.print(f"{onnx}: open it in Netron, run it with onnxruntime", markup=False)

@@ -27,6 +27,7 @@ def command(
     model: Annotated[str | None, typer.Argument(metavar="[MODEL]", help="What it was compiled from: .pt, .gguf, folder or preset:NAME.")] = None,
     structure: Annotated[bool, typer.Option("--structure", help="Check the file's hashes only; nothing in it is run.")] = False,
     allow_pickle: Annotated[bool, typer.Option("--allow-pickle", help="Unpickle MODEL. This runs code from the file.")] = False,
+    trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run the model code that a Hugging Face folder brings along.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
     """Check an artifact: its bytes, its logits against PyTorch, and every stage, naming the first one that is off."""
@@ -40,7 +41,7 @@ def command(
     from kogc.verify import verify_artifact
 
     with steps() as progress:
-        result = verify_artifact(artifact, model, allow_pickle=allow_pickle, progress=progress)
+        result = verify_artifact(artifact, model, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code, progress=progress)
     if as_json:
         print_json(gate_json(result))
     else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from kogc.frontend.errors import FrontendError, first_line
+from kogc.frontend.errors import FrontendError, UnsafeModelWarning, first_line
 from kogc.frontend.import_fx import to_numpy
 from kogc.frontend.model_input import ModelInput, digest, ending_ids, file_identity, reference_module, starting_id
 from kogc.frontend.sources import CheckedWeights, MissingWeights, RandomWeights, check_weights, stored_dtype
@@ -28,18 +29,22 @@ _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF
 
 
 def load_folder(
-    folder: Path, *, random_weights: bool = False, seed: int = 0, max_context: int | None = None, read_weights: bool = True
-) -> ModelInput:
+    folder: Path, *, random_weights: bool = False, seed: int = 0, max_context: int | None = None, read_weights: bool = True,
+    trust_remote_code: bool = False,
+) -> ModelInput:  # fmt: skip
     """Read a model folder as Transformers writes it; tensors stay in their files until they are read.
 
     A folder without files of weights is a model without weights, or with random ones (``random_weights``, by ``seed``); so is every
     folder where ``read_weights`` is false.
 
+    ``trust_remote_code``: a model code that comes along is run, with an UnsafeModelWarning. Otherwise none is, whatever the folder says.
+
     Raises:
         FrontendError: a missing, damaged or unsupported part, named with its path.
     """
     config = _json(folder / "config.json")
-    module, context, expected = _module(folder, config, max_context)
+    trusted = trust_remote_code and brings_code(config)
+    module, context, expected = _module(folder, config, max_context, trusted)
     shards = _shards(folder) if read_weights else []
     if random_weights and shards:
         raise FrontendError(f"{folder} brings its own weights; random ones are for presets and for folders without weights")
@@ -51,7 +56,7 @@ def load_folder(
     tokenizer = folder / "tokenizer.json"
     settings = folder / "tokenizer_config.json"
     generation = folder / "generation_config.json"
-    parts = [path for path in (folder / "config.json", tokenizer, settings, generation, *shards) if path.exists()]
+    parts = [path for path in (folder / "config.json", tokenizer, settings, generation, *shards, *_code(folder, trusted)) if path.exists()]
     ids = {**config, **(_json(generation) if generation.exists() else {})}
     return ModelInput(
         name=folder.resolve().name,
@@ -90,19 +95,20 @@ def _declared_dtype(config: Mapping[str, Any]) -> str:
 
 
 def _module(
-    folder: Path, config: Mapping[str, Any], max_context: int | None
+    folder: Path, config: Mapping[str, Any], max_context: int | None, trusted: bool
 ) -> tuple[nn.Module, int, dict[str, tuple[int, ...]]]:
-    """The reference module where kogc has one for this type, otherwise the one of Transformers, if that is installed."""
+    """The module of the folder's own code where that is ``trusted``; the reference module where kogc has one for this type; otherwise
+    the one of Transformers, if that is installed."""
     where = str(folder / "config.json")
     kind = config.get("model_type")
-    if not isinstance(kind, str):
+    if not trusted and not isinstance(kind, str):
         raise FrontendError(f"{where}: `model_type` is {kind!r}, expected {', '.join(MODEL_TYPES)} or a type that Transformers knows")
-    if kind in MODEL_TYPES:
+    if not trusted and kind in MODEL_TYPES:
         return reference_module(config, where, max_context)
     if importlib.util.find_spec("transformers") is None:
         raise FrontendError(
-            f"{where}: `model_type` is {config['model_type']!r}; {', '.join(MODEL_TYPES)} are built in, for others install "
-            "transformers"
+            f"{where}: `model_type` is {kind!r}; {', '.join(MODEL_TYPES)} are built in, for others, and for a model's own code, "
+            "install transformers"
         )
     for name in _LAYERS:  # before Transformers makes a list of them
         layers = {**(config.get("text_config") or {}), **config}.get(name)
@@ -110,7 +116,19 @@ def _module(
             raise FrontendError(f"{where}: `{name}` is {layers}, expected at most {MAX_LAYERS}")
     from kogc.frontend.transformers_step import transformers_module  # Transformers is optional and slow to import
 
-    return transformers_module(folder, max_context)
+    if trusted:
+        warnings.warn(f"{folder}: this runs the model code of the folder", UnsafeModelWarning, stacklevel=4)
+    return transformers_module(folder, max_context, trusted)
+
+
+def _code(folder: Path, trusted: bool) -> list[Path]:
+    return sorted(folder.glob("*.py")) if trusted else []
+
+
+def brings_code(config: Mapping[str, Any]) -> bool:
+    """Whether a folder's configuration names code of its own for the language model."""
+    named = config.get("auto_map")
+    return isinstance(named, Mapping) and "AutoModelForCausalLM" in named
 
 
 class SafetensorsWeights:

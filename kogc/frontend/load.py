@@ -8,6 +8,7 @@ import struct
 import zipfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
@@ -27,6 +28,7 @@ def load_model(
     source: str | Path | nn.Module,
     *,
     allow_pickle: bool = False,
+    trust_remote_code: bool = False,
     tokenizer: str | Path | None = None,
     random_weights: bool = False,
     seed: int = 0,
@@ -39,6 +41,7 @@ def load_model(
         source: a live module, ``preset:NAME``, a folder, a file, or the id of a model of the Hugging Face hub; files are told apart
             by their first bytes.
         allow_pickle: accept a pickled module, which runs code from the file.
+        trust_remote_code: build a folder's model from the code that it brings along, where it does; without it none of it runs.
         tokenizer: path of a ``tokenizer.json`` that replaces the model's own.
         random_weights: fill a preset, or a folder without weights, with random ones, seeded by ``seed``.
         max_context: positions to compile for; by default all the model has.
@@ -56,9 +59,12 @@ def load_model(
         name = source.removeprefix(preset.PREFIX)
         model = preset.load_preset(name, random_weights=random_weights, seed=seed, max_context=max_context)
     else:
-        path = hub_folder(str(source), weights=weights) if is_hub_id(str(source)) else Path(source)
+        path = hub_folder(str(source), weights=weights, code=trust_remote_code) if is_hub_id(str(source)) else Path(source)
         if path.is_dir():
-            model = _load_folder(path, random_weights, seed, max_context, weights)
+            model = _load_folder(
+                path, random_weights=random_weights, seed=seed, max_context=max_context, read_weights=weights,
+                trust_remote_code=trust_remote_code,
+            )  # fmt: skip
         else:
             model = _load_file(path, allow_pickle, tokenizer is None, max_context)
         if path != Path(source):
@@ -72,10 +78,10 @@ def load_model(
     return model
 
 
-def _load_folder(path: Path, random_weights: bool, seed: int, max_context: int | None, weights: bool) -> ModelInput:
+def _load_folder(path: Path, **options: Any) -> ModelInput:
     if not (path / "config.json").exists():
         raise FrontendError(f"{path} is a folder without config.json; expected {KINDS}")
-    return load_folder(path, random_weights=random_weights, seed=seed, max_context=max_context, read_weights=weights)
+    return load_folder(path, **options)
 
 
 def _load_file(path: Path, allow_pickle: bool, want_tokenizer: bool, max_context: int | None) -> ModelInput:

@@ -32,21 +32,21 @@ transformers.AttentionInterface.register(_MASKED, sdpa_attention_forward)
 AttentionMaskInterface.register(_MASKED, _whole_mask)
 
 
-def build(folder: Path) -> nn.Module:
+def build(folder: Path, run_code: bool = False) -> nn.Module:
     """The causal language model that ``folder``'s configuration describes, in evaluation mode and fp32.
 
     Parameters are on the meta device. Buffers (RoPE frequencies, say) have values: they follow from the configuration and
-    are in no file. Runs no code from the folder.
+    are in no file. Code from the folder is run only if ``run_code`` says so; then it comes before what Transformers has of its own.
 
     Raises:
-        FrontendError: Transformers does not know the model, or it is no decoder.
+        FrontendError: Transformers does not know the model, it is no decoder, or its own code fails.
     """
-    config = _config(folder)
+    config = _config(folder, run_code)
     if getattr(config, "is_encoder_decoder", False):
         raise FrontendError(f"{folder}: {config.model_type} is an encoder-decoder; kogc compiles decoders, which read their own tokens alone")
-    if type(config) not in transformers.AutoModelForCausalLM._model_mapping:
+    if not run_code and type(config) not in transformers.AutoModelForCausalLM._model_mapping:
         raise FrontendError(f"{folder}: Transformers has no causal language model of type {config.model_type}")
-    model = _built(config, str(folder))
+    model = _built(config, str(folder), run_code)
     _drop_values(model)
     left = next((name for name, buffer in model.named_buffers() if buffer.is_meta), None)
     if left is not None:
@@ -54,22 +54,29 @@ def build(folder: Path) -> nn.Module:
     return model.eval()
 
 
-def _config(folder: Path) -> Any:
+def _config(folder: Path, run_code: bool) -> Any:
     try:
         # False and not its default None, which asks on the terminal.
         with quiet_torch():  # what it logs comes back as an error
-            whole = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+            whole = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=run_code)
         return whole.get_text_config(decoder=True)
     except Exception as error:  # whatever the configuration makes Transformers raise
-        raise FrontendError(f"{folder}: Transformers cannot read the configuration: {first_line(error)}") from error
+        hint = "" if run_code else _hint(folder)
+        raise FrontendError(f"{folder}: Transformers cannot read the configuration: {first_line(error)}{hint}") from error
 
 
-def _built(config: Any, where: str) -> nn.Module:
+def _hint(folder: Path) -> str:
+    """What to do about a model that Transformers knows only by the folder's own code."""
+    own = '"auto_map"' in (folder / "config.json").read_text(encoding="utf-8")
+    return "; the folder brings code of its own: run that (--trust-remote-code) if you trust it" if own else ""
+
+
+def _built(config: Any, where: str, run_code: bool) -> nn.Module:
     for attention in _ATTENTION:
         try:
             with _ValuesLater():
                 return transformers.AutoModelForCausalLM.from_config(
-                    config, dtype=torch.float32, attn_implementation=attention, experts_implementation=_EXPERTS, trust_remote_code=False
+                    config, dtype=torch.float32, attn_implementation=attention, experts_implementation=_EXPERTS, trust_remote_code=run_code
                 )
         except Exception as error:  # whatever the configuration makes Transformers raise
             problem = error

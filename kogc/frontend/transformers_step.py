@@ -21,15 +21,15 @@ from kogc.frontend.transformers_names import StoredNames, stored_names
 CacheShapes = tuple[tuple[int, ...], tuple[int, ...]]
 
 
-def transformers_module(folder: Path, max_context: int | None) -> tuple[TransformersStep, int, dict[str, tuple[int, ...]]]:
+def transformers_module(folder: Path, max_context: int | None, run_code: bool = False) -> tuple[TransformersStep, int, dict[str, tuple[int, ...]]]:
     """The model of ``folder``, parameters and caches on the meta device; its context; its tensors' shapes by name.
 
-    Runs no code from the folder.
+    Runs no code from the folder unless it is told to (``run_code``).
 
     Raises:
         FrontendError: Transformers has no causal language model for the folder, or it keeps state that this step cannot hold.
     """
-    model = build(folder)
+    model = build(folder, run_code)
     own = getattr(model.config, "max_position_embeddings", None)
     context = own if max_context is None else max_context
     if context is None:
@@ -48,7 +48,8 @@ def cache_shapes(model: nn.Module, capacity: int, where: str) -> list[CacheShape
     cache = Cache(layer_class_to_replicate=DynamicLayer)
     try:
         with torch.no_grad(), quiet_torch(), ready_to_trace(model), FakeTensorMode(allow_non_fake_inputs=True):
-            model(input_ids=torch.zeros(1, 2, dtype=torch.int64), use_cache=True, **{_cache_argument(model): cache})
+            ids, positions = torch.zeros(1, 2, dtype=torch.int64), torch.arange(2)[None]
+            model(input_ids=ids, position_ids=positions, use_cache=True, **{_cache_argument(model): cache})
     except Exception as error:  # whatever the model's own code raises
         reason = f"{first_line(error)}{raised_at(error)}"
         raise FrontendError(f"{where}: {type(model).__name__} does not run with a cache of keys and values: {reason}") from error

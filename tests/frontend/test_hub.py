@@ -40,6 +40,13 @@ def test_an_id_is_fetched_without_code_and_named_after_the_model(hub, tmp_path):
     assert hub.calls == [("somebody/Tiny-Llama", {"allow_patterns": ["*.json", "*.safetensors", "*.jinja"]})]
 
 
+def test_code_is_fetched_where_it_is_trusted(hub, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(PRESETS["llama-tiny"]))
+    hub.answer = tmp_path
+    load_model("somebody/Tiny-Llama", trust_remote_code=True)
+    assert hub.calls == [("somebody/Tiny-Llama", {"allow_patterns": ["*.json", "*.safetensors", "*.jinja", "*.py"]})]
+
+
 def test_without_weights_only_the_shape_is_fetched(hub, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(PRESETS["llama-tiny"]))
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"model.norm.weight": "absent.safetensors"}}))
