@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from onnx import numpy_helper
 from torch import Tensor
 
 Op = Callable[..., Any]
@@ -36,7 +37,7 @@ def op(*names: str) -> Callable[[Op], Op]:
 
 
 def tensor(value: Any) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(value)) if isinstance(value, np.ndarray | np.generic) else value
+    return torch.from_numpy(np.asarray(value, order="C")) if isinstance(value, np.ndarray | np.generic) else value
 
 
 def numbers(value: Any, what: str) -> list[int]:
@@ -53,13 +54,19 @@ def _plain(function: Callable[..., Tensor]) -> Op:
 OPS |= {
     name: _plain(function)
     for name, function in {
-        "Add": torch.add, "Sub": torch.sub, "Mul": torch.mul, "Div": torch.div, "Sqrt": torch.sqrt, "Reciprocal": torch.reciprocal,
+        "Add": torch.add, "Sub": torch.sub, "Mul": torch.mul, "Sqrt": torch.sqrt, "Reciprocal": torch.reciprocal,
         "Neg": torch.neg, "Exp": torch.exp, "Abs": torch.abs, "Erf": torch.erf, "Tanh": torch.tanh, "Sigmoid": torch.sigmoid,
         "Relu": torch.relu, "Cos": torch.cos, "Sin": torch.sin, "And": torch.logical_and, "Or": torch.logical_or, "Not": torch.logical_not,
         "Less": torch.lt, "LessOrEqual": torch.le, "Greater": torch.gt, "GreaterOrEqual": torch.ge, "Equal": torch.eq, "MatMul": torch.matmul,
         "Max": torch.maximum, "Min": torch.minimum,
     }.items()
 }  # fmt: skip
+
+
+@op("Div")
+def divide(attrs: Mapping[str, Any], a: Any, b: Any) -> Tensor:
+    a, b = tensor(a), tensor(b)
+    return torch.div(a, b, rounding_mode=None if a.is_floating_point() or b.is_floating_point() else "trunc")
 
 
 @op("Pow")
@@ -85,6 +92,24 @@ def cast_like(attrs: Mapping[str, Any], x: Any, like: Any) -> Tensor:
 
 
 # ── shapes ──
+
+
+@op("Shape")
+def shape(attrs: Mapping[str, Any], x: Any) -> np.ndarray:
+    return np.array(tuple(x.shape)[attrs.get("start", 0) : attrs.get("end")], np.int64)
+
+
+@op("ConstantOfShape")
+def constant_of_shape(attrs: Mapping[str, Any], shape: Any) -> Tensor:
+    value = numpy_helper.to_array(attrs["value"]) if "value" in attrs else np.zeros(1, np.float32)
+    return tensor(np.full(numbers(shape, "a shape"), value.reshape(()), value.dtype))
+
+
+@op("Range")
+def range_(attrs: Mapping[str, Any], start: Any, limit: Any, step: Any) -> Tensor:
+    if not all(isinstance(one, np.ndarray) for one in (start, limit, step)):
+        raise NotPlain("a range with bounds that depend on the tokens")
+    return tensor(np.arange(start.item(), limit.item(), step.item(), start.dtype))
 
 
 @op("Transpose")
@@ -174,6 +199,13 @@ def gather(attrs: Mapping[str, Any], table: Any, indices: Any) -> Tensor:
     return table[(slice(None),) * (axis % table.dim()) + (indices,)]
 
 
+@op("GatherND")
+def gather_nd(attrs: Mapping[str, Any], x: Any, indices: Any) -> Tensor:
+    if attrs.get("batch_dims", 0):
+        raise NotPlain("a GatherND with batch dimensions")
+    return tensor(x)[tuple(tensor(indices).unbind(-1))]
+
+
 @op("ScatterND")
 def scatter_nd(attrs: Mapping[str, Any], x: Any, indices: Any, updates: Any) -> Tensor:
     x, indices = tensor(x), tensor(indices)
@@ -186,7 +218,7 @@ class IsNan:
     """Where a value is NaN: only to put something else there (attention that sees nothing, which a causal one never does)."""
 
     def __init__(self, value: Tensor) -> None:
-        self.value = value
+        self.value, self.shape = value, value.shape
 
 
 @op("IsNaN")
@@ -200,7 +232,7 @@ def where(attrs: Mapping[str, Any], condition: Any, one: Any, other: Any) -> Ten
         if other is not condition.value:
             raise NotPlain("a choice by NaN that is no guard of the value itself")
         return other
-    return torch.where(tensor(condition), *(float(one) if isinstance(one, np.ndarray) and one.ndim == 0 else tensor(one) for one in (one, other)))
+    return torch.where(tensor(condition), *(float(one) if isinstance(one, np.ndarray) and one.ndim == 0 and one.dtype.kind == "f" else tensor(one) for one in (one, other)))
 
 
 # ── sums, norms and activations ──
@@ -216,6 +248,13 @@ def _reduction(function: Callable[..., Tensor]) -> Op:
 
 
 OPS |= {"ReduceMean": _reduction(torch.mean), "ReduceSum": _reduction(torch.sum)}
+
+
+@op("CumSum")
+def cumulative_sum(attrs: Mapping[str, Any], x: Any, axis: Any) -> Tensor:
+    if attrs.get("exclusive") or attrs.get("reverse"):
+        raise NotPlain("a CumSum that is exclusive or runs backwards")
+    return torch.cumsum(tensor(x), numbers(axis, "an axis")[0], dtype=tensor(x).dtype)
 
 
 @op("Softmax")

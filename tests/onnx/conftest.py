@@ -5,3 +5,4 @@ from pathlib import Path
 
 for folder in ("endtoend", "families"):
     sys.path.append(str(Path(__file__).parents[1] / folder))
+sys.path.append(str(Path(__file__).parent))

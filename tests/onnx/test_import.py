@@ -124,12 +124,6 @@ def test_what_is_not_recognised_names_the_node_of_the_file(tmp_path):
         recognize(trace(load_model(path).module))
 
 
-def test_caches_that_grow_are_refused(tmp_path):
-    path = file(tmp_path / "x.onnx", [LOOKED_UP, helper.make_node("Identity", ["x"], ["logits"]), KEPT], cache_shape=(1, 2, "past", 4), tensors=[floats("table", 9, 8)])
-    with pytest.raises(FrontendError, match="cache cache has no fixed shape; export with caches of fixed length"):
-        load_model(path)
-
-
 def test_shapes_that_are_computed_are_refused(tmp_path):
     nodes = [LOOKED_UP, helper.make_node("Reshape", ["x", "token"], ["logits"], name="shaped"), KEPT]
     path = file(tmp_path / "x.onnx", nodes, tensors=[floats("table", 9, 8)])
