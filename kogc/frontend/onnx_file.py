@@ -72,7 +72,7 @@ class OnnxFile:
         """Float tensors of more than one element that are combined with what is computed from ``token`` or ``caches``."""
         computed = {token, *caches}
         for node in self.nodes:
-            if computed & set(node.input):
+            if computed & set(node.input) and node.op_type != "Shape":  # a length says nothing of what the tokens make
                 computed.update(node.output)
         used: set[str] = set()
         shown: dict[str, str] = {name: name for name in self.tensors}  # what is seen of which tensor
