@@ -18,14 +18,15 @@ _VIEWS = ("Cast", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze", "S
 
 
 class OnnxFile:
-    """``nodes`` in order with functions inlined, graph ``inputs`` and ``outputs``, and ``tensors`` by name as arrays (external ones
-    are mapped). ``weights`` names the tensors that meet what the tokens make; others depend on nothing or go with the position.
+    """``files`` that it is read from, ``nodes`` in order with functions inlined, graph ``inputs`` and ``outputs``, and ``tensors`` by
+    name as arrays (external ones are mapped). ``weights`` names the tensors that meet what the tokens make; others depend on nothing or go with the position.
 
     Raises FrontendError for a file that cannot be read.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.files = {path}
         try:
             model = onnx.load(path, load_external_data=False)
             onnx.checker.check_model(str(path))  # by its name: what lies beside it is looked at, too
@@ -46,6 +47,7 @@ class OnnxFile:
                 raise FrontendError(f"{self.path}: tensor {tensor.name} is damaged: {first_line(error)}") from error
         facts = {entry.key: entry.value for entry in tensor.external_data}
         data = self.path.parent / facts["location"]
+        self.files.add(data)
         if tensor.data_type not in _EXTERNAL or data.resolve().parent != self.path.parent.resolve():
             raise FrontendError(f"{self.path}: tensor {tensor.name} lies in {facts['location']}, which is not read (another folder, or another type)")
         try:

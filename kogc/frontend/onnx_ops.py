@@ -226,13 +226,18 @@ def is_nan(attrs: Mapping[str, Any], x: Any) -> IsNan:
     return IsNan(tensor(x))
 
 
+def _number_or_tensor(value: Any) -> Any:
+    return float(value) if isinstance(value, np.ndarray) and value.ndim == 0 and value.dtype.kind == "f" else tensor(value)
+
+
 @op("Where")
 def where(attrs: Mapping[str, Any], condition: Any, one: Any, other: Any) -> Tensor:
     if isinstance(condition, IsNan):
         if other is not condition.value:
             raise NotPlain("a choice by NaN that is no guard of the value itself")
         return other
-    return torch.where(tensor(condition), *(float(one) if isinstance(one, np.ndarray) and one.ndim == 0 and one.dtype.kind == "f" else tensor(one) for one in (one, other)))
+    chosen = torch.where(tensor(condition), *map(_number_or_tensor, (one, other)))
+    return chosen.to(tensor(one).dtype) if isinstance(one, np.ndarray) else chosen  # two numbers make fp32
 
 
 # ── sums, norms and activations ──

@@ -39,7 +39,7 @@ def load_onnx(path: Path, *, max_context: int | None = None) -> ModelInput:
     expected = {key: tuple(file.tensors[name].shape) for key, name in weights.names.items()}
     return ModelInput(
         name=path.stem, module=module, weights=CheckedWeights(weights, expected, str(path)), config={}, tokenizer_json=None,
-        chat_template=None, eos_ids=(), bos_id=None, context=max_context, identity=file_identity(*_files(path)),
+        chat_template=None, eos_ids=(), bos_id=None, context=max_context, identity=file_identity(*sorted(file.files)),
         dtype=stored_dtype((_TORCH[file.tensors[name].dtype.name] for name in names), str(path)) if names else "fp32",
     )  # fmt: skip
 
@@ -75,10 +75,6 @@ def _caches(inputs: StepInputs, max_context: int | None) -> list[Tensor]:
     ]
     types = [torch.float32 if inputs.grows is None else DTYPES[cache.type.tensor_type.elem_type] for cache in inputs.caches]
     return [torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in zip(shapes, types, strict=True)]
-
-
-def _files(path: Path) -> list[Path]:
-    return [one for one in (path, path.with_name(f"{path.name}.data")) if one.exists()]
 
 
 class OnnxWeights:

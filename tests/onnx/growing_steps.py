@@ -37,7 +37,7 @@ def _example(model: nn.Module, positions: bool) -> tuple[tuple[torch.Tensor, ...
     ids = [torch.zeros(1, TOKENS, dtype=torch.int64), torch.ones(1, PAST + TOKENS, dtype=torch.int64), torch.arange(PAST, PAST + TOKENS)[None]]
     names = ["input_ids", "attention_mask", "position_ids"][: 2 + positions]
     parts = [f"{layer}.{kind}" for layer in range(len(pairs)) for kind in ("key", "value")]
-    caches = [torch.zeros(shape) for pair in pairs for shape in pair]
+    caches = [torch.zeros(shape, dtype=model.dtype) for pair in pairs for shape in pair]
     return (*ids[: 2 + positions], *caches), [*names, *(f"past_key_values.{part}" for part in parts)], ["logits", *(f"present.{part}" for part in parts)]
 
 

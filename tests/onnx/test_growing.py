@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+import torch
 from against_torch import assert_close, compile_quickly, random_ids
 from growing_steps import by_dynamo, by_tracing, onnxruntime_logits
 from onnx import TensorProto, helper
@@ -54,6 +55,17 @@ def test_what_exporters_write_is_recognised(export, family, positions, tmp_path)
     ids = random_ids(model.config.vocab_size, 20)
     found = run_sequence(recognize(trace(loaded.module)), ids, loaded.weights, step_tokens=4)
     assert_close(found.astype(np.float32), onnxruntime_logits(path, ids), "fp32")
+
+
+def test_a_file_in_fp16(tmp_path):
+    model = model_of("llama").half()
+    loaded = load_model(by_dynamo(model, tmp_path / "decoder_model.onnx"), max_context=CONTEXT)
+    assert loaded.dtype == "fp16"
+    ids = random_ids(96, 20)
+    found = run_sequence(recognize(trace(loaded.module)), ids, loaded.weights, step_tokens=4)
+    with torch.no_grad():
+        want = model.float()(input_ids=torch.tensor([ids]), use_cache=False).logits[0].numpy()
+    assert_close(found.astype(np.float32), want, "fp16")
 
 
 # ── what is refused ──

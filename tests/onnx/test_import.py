@@ -1,5 +1,6 @@
 """ONNX files in: what ``torch.onnx.export`` and kogc itself write is recognised and computes what the model computes."""
 
+import os
 import warnings
 from pathlib import Path
 
@@ -81,6 +82,18 @@ def test_what_kogc_writes_it_reads(preset, tmp_path):
     ids = random_ids(80, 13)
     found = run_sequence(graph, ids, model.weights, step_tokens=TOKENS)
     np.testing.assert_allclose(found, torch_logits(module, ids), rtol=0, atol=1e-4)
+
+
+def test_the_identity_goes_with_the_file_of_the_tensors_whatever_its_name(tmp_path):
+    nodes = [LOOKED_UP, helper.make_node("Identity", ["x"], ["logits"]), KEPT]
+    table = TensorProto(name="table", data_type=TensorProto.FLOAT, dims=[9, 8], data_location=TensorProto.EXTERNAL)
+    table.external_data.add(key="location", value="x.onnx_data")
+    (tmp_path / "x.onnx_data").write_bytes(bytes(288))
+    path = file(tmp_path / "x.onnx", nodes, tensors=[table])
+    before = load_model(path).identity
+    assert load_model(path).identity == before
+    os.utime(tmp_path / "x.onnx_data", (1, 1))
+    assert load_model(path).identity != before
 
 
 # ── what is refused ──
