@@ -82,6 +82,7 @@ def explain(
     max_context: int | None = None,
     position: int | None = None,
     allow_pickle: bool = False,
+    trust_remote_code: bool = False,
     progress: Progress | None = None,
 ) -> Explanation:
     """Trace and recognise a model, and say what its kernel would be made of. No weight is read.
@@ -92,6 +93,7 @@ def explain(
         max_context: positions of the KV cache; by default all the model has.
         position: context position the traffic is counted at; by default half the context.
         allow_pickle: unpickle a whole module, which runs code from the file.
+        trust_remote_code: run the model code that a Hugging Face folder brings along.
         progress: called with what is being done.
 
     Raises:
@@ -99,7 +101,7 @@ def explain(
     """
     tell = progress or (lambda step, done, total: None)
     tell("reading the model", 0, 0)
-    model = load_model(model_or_path, allow_pickle=allow_pickle, max_context=max_context, weights=False)
+    model = load_model(model_or_path, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code, max_context=max_context, weights=False)
     stored = dtype or ("fp32" if model.dtype == "fp64" else model.dtype)
     count = sum(parameter.numel() for parameter in model.module.parameters())
     known = Explanation(model.name, stored, count, count * ELEMENT_BYTES[stored], model.context, ())

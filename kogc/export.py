@@ -30,6 +30,7 @@ def export_onnx(
     *,
     max_context: int | None = None,
     allow_pickle: bool = False,
+    trust_remote_code: bool = False,
     progress: Progress | None = None,
 ) -> None:
     """Write the decode graph of an artifact or a model as ONNX; large tensors go to ``path`` with ``.data`` behind it.
@@ -39,6 +40,7 @@ def export_onnx(
         path: the file to write.
         max_context: positions of the KV caches, for a model; by default all it has.
         allow_pickle: unpickle a whole module, which runs code from the file.
+        trust_remote_code: run the model code that a Hugging Face folder brings along.
         progress: called with what is being done.
 
     Raises:
@@ -54,7 +56,8 @@ def export_onnx(
     target, data = Path(path), Path(f"{path}.data")
     _check(target, data, source)
     tell = progress or (lambda step, done, total: None)
-    graph, weights = _artifact(Path(source)) if _is_artifact(source) else _model(source, max_context, allow_pickle, tell)
+    allowed = {"allow_pickle": allow_pickle, "trust_remote_code": trust_remote_code}
+    graph, weights = _artifact(Path(source)) if _is_artifact(source) else _model(source, max_context, allowed, tell)
     tell("writing ONNX", 0, 0)
     try:
         with replacing(data, target) as (data_part, target_part):
@@ -80,9 +83,9 @@ def _artifact(path: Path) -> tuple[Graph, WeightSource]:
     return artifact.ir, packed_weights(artifact)
 
 
-def _model(source: str | Path | nn.Module, max_context: int | None, allow_pickle: bool, tell: Progress) -> tuple[Graph, WeightSource]:
+def _model(source: str | Path | nn.Module, max_context: int | None, allowed: dict[str, bool], tell: Progress) -> tuple[Graph, WeightSource]:
     tell("reading the model", 0, 0)
-    model = load_model(source, allow_pickle=allow_pickle, max_context=max_context)
+    model = load_model(source, **allowed, max_context=max_context)
     if isinstance(model.weights, MissingWeights):
         raise BadInput(model.weights.problem)
     part = partition(decode_graph(model, Dump(None), tell))

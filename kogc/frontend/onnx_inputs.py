@@ -50,7 +50,7 @@ def read_inputs(file: OnnxFile) -> StepInputs:
     for one in file.inputs:
         if any(size is not None and size < 1 for size in sizes(one)):
             shape = tuple(size or "?" for size in sizes(one))
-            raise FrontendError(f"{file.path}: an input of shape {shape} holds no ids, expected {_SIGNATURE}")
+            raise FrontendError(f"{file.path}: input {one.name} has the shape {shape}, expected {_SIGNATURE}")
     return StepInputs(others[0], position, mask, caches, grows)
 
 

@@ -177,13 +177,13 @@ def test_damaged_tensors_are_one_line(table, message, tmp_path):
         load_model(file(tmp_path / "x.onnx", nodes, tensors=[table]))
 
 
-@pytest.mark.parametrize(("name", "message"), [("cache", "cache cache has no fixed shape"), ("token", "holds no ids"), ("position", "holds no ids")])
-def test_negative_shapes_are_refused(name, message, tmp_path):
+@pytest.mark.parametrize("name", ["cache", "token", "position"])
+def test_negative_shapes_are_refused(name, tmp_path):
     nodes = [LOOKED_UP, helper.make_node("Identity", ["x"], ["logits"]), KEPT]
     model = onnx.load(file(tmp_path / "x.onnx", nodes, tensors=[floats("table", 9, 8)]))
     next(one for one in model.graph.input if one.name == name).type.tensor_type.shape.dim[0].dim_value = -1
     onnx.save_model(model, tmp_path / "x.onnx")
-    with pytest.raises(FrontendError, match=message):
+    with pytest.raises(FrontendError, match=rf"input {name} has the shape \(-1\b"):
         load_model(tmp_path / "x.onnx")
 
 
