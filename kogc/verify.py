@@ -223,7 +223,8 @@ def _model_reference(artifact: Artifact, source: Any, allowed: dict[str, bool]) 
     seeded = isinstance(source, str) and source.startswith("preset:")
     source = Path(source) if isinstance(source, str) and not seeded else source
     facts = artifact.manifest
-    whole = load_model(source, **allowed, random_weights=seeded)
+    chosen = facts.context if isinstance(source, Path) and source.suffix.lower() == ".onnx" else None  # caches that grow have no length of their own
+    whole = load_model(source, **allowed, random_weights=seeded, max_context=chosen)
     other = f"{source if isinstance(source, str | Path) else whole.name} is not what {artifact.path} was compiled from"
     if whole.context is not None and whole.context < facts.context:
         raise BadInput(f"{other}: it has {whole.context} positions, the artifact {facts.context}")

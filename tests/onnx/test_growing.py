@@ -17,6 +17,7 @@ from kogc.frontend.load import load_model
 from kogc.frontend.trace import trace
 from kogc.ir.interpret import run_sequence
 from kogc.ir.passes.recognize import recognize
+from kogc.verify import verify_artifact
 
 CONTEXT = 24
 
@@ -126,3 +127,10 @@ def test_one_token_alone_is_refused(tmp_path):
     path = step(tmp_path / "x.onnx", [APPEND, LOGITS], tokens=1)
     with pytest.raises(FrontendError, match="takes one token; export it for any number of them"):
         load_model(path, max_context=CONTEXT)
+
+
+@pytest.mark.compiler
+def test_an_artifact_is_verified_against_its_file(tmp_path):
+    """The file does not say for how many positions it was compiled: the artifact does."""
+    path = by_tracing(model_of("llama"), tmp_path / "decoder_model.onnx")
+    assert verify_artifact(compile_quickly(path, tmp_path, dtype="fp32", max_context=CONTEXT), path).passed
