@@ -21,16 +21,18 @@ if TYPE_CHECKING:
     from kogc.compiler import compile as compile
     from kogc.errors import KogcError as KogcError
     from kogc.runtime.engine import Engine as Engine
+    from kogc.runtime.sampling import SamplingParams as SamplingParams
 
 _HOME = {
     "Artifact": "kogc.artifact",
     "Engine": "kogc.runtime.engine",
     "KogcError": "kogc.errors",
+    "SamplingParams": "kogc.runtime.sampling",
     "compile": "kogc.compiler",
     "load": "kogc.artifact",
 }
 
-__all__ = ["Artifact", "Engine", "KogcError", "__version__", "compile", "load"]
+__all__ = ["Artifact", "Engine", "KogcError", "SamplingParams", "__version__", "compile", "load"]
 
 
 def __getattr__(name: str) -> Any:

@@ -26,6 +26,8 @@ rows                   ``load_rows``, ``store_rows``, ``append_rows``, ``rope_an
 ``attend``             attention of one key/value head over a span of the cache
 ``combine_rows``       rows of heads whose splits are brought together, tile by tile; called by combine stages only, which a
                        target asks for in its facts (docs/add-a-target.md)
+sampling               machines that draw tokens only: ``sample`` (chooses in the place of ``best_of``, from all logits of the step, which
+                       ``take_logits`` has kept)
 host                   ``report``, ``report_token``, ``report_nan``, and the entry points
 =====================  ================================================================================================
 """
@@ -105,6 +107,11 @@ class Target:
     dots: DotRules | None = None
     memory: WorkerMemory | None = None
     ranks_machine: MachineLayer | None = None
+
+    @property
+    def samples(self) -> bool:
+        """Whether its kernels draw tokens, or choose the likeliest one only."""
+        return self.facts.get("samples", False)
 
     def machine_for(self, ranks: int) -> MachineLayer:
         """The machine layer of a kernel of ``ranks`` ranks. Raises ValueError where the target has no such kernels."""

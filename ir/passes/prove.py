@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from kogc.ir.passes.exchange import SyncPlan, sync_plan
+from kogc.ir.passes.prove_logits import check_logits
 from kogc.ir.passes.prove_walk import Overwrite, Walk
 from kogc.ir.passes.spans import PlanError
 from kogc.ir.program import Program, Schedule
@@ -38,7 +39,7 @@ def prove(
     every wait ends; every element read was published before, into the memory of the reader's rank, and the reader waited for
     its maker or for somebody who knew of it; a slot is rewritten only after everybody who made or read the old value is provably done with it. Cache
     appends count as values: who reads a head's cache has heard, in this step, from whoever appends to it, who made the
-    earlier positions too (the deal is the same in every step).
+    earlier positions too (the deal is the same in every step). Every logit is made once, by somebody whose word all samplers have.
 
     ``step_kinds``: sequences of ``token`` and ``prompt`` steps to walk; by default every combination that matters for
     slots that live up to ``steps`` steps. What holds between two steps depends only on their distance and on the kinds
@@ -48,6 +49,7 @@ def prove(
     Raises PlanError naming stage, worker, buffer, write and the remedy.
     """
     _check_caches(program)
+    check_logits(program, schedule)
     return prove_plan(sync_plan(program, schedule), steps, step_kinds, tagged)
 
 

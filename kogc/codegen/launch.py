@@ -6,10 +6,14 @@ import ctypes
 from dataclasses import dataclass
 
 #: Raised whenever a field is added, removed or moved; kernel and runtime compare it before anything runs.
-LAUNCH_VERSION = 2
+LAUNCH_VERSION = 3
 
 MODE_GENERATE = 0
 MODE_TEACHER_FORCED = 1
+MODE_SAMPLE = 2  # generate, each token as launch.sampling says
+
+#: Set in ``history`` for tokens of the prompt; the other bits count how often a token was generated.
+IN_PROMPT = 1 << 31
 
 FINISH_REASONS = {0: "running", 1: "stop", 2: "length", 3: "context", 4: "cancelled", 5: "stalled", 6: "nan"}
 
@@ -53,7 +57,26 @@ LAUNCH_FIELDS = (
     Field("control", "uint32_t*", _P, "GPUs: 64 bytes zeroed before every launch; word 0: leave, set by the host to cancel; else null"),
 )
 
-#: Behind the others, in kernels of several ranks only: those of one rank never look there.
+#: How tokens are drawn. Memory of the host that all ranks share; the arrays are [vocab].
+SAMPLING_FIELDS = (
+    Field("seed", "uint64_t", ctypes.c_uint64, "key of the random numbers; their counter is the token's context position"),
+    Field("top_p", "double", ctypes.c_double, "keep the likeliest tokens that have this share together; 1: all"),
+    Field("min_p", "double", ctypes.c_double, "keep tokens at least so likely, the likeliest one counted as 1; 0: all"),
+    Field("temperature", "float", ctypes.c_float, "0: the likeliest token"),
+    Field("repetition_penalty", "float", ctypes.c_float, "divides what is above 0, multiplies what is below, of all tokens seen"),
+    Field("presence_penalty", "float", ctypes.c_float, "taken from tokens generated before"),
+    Field("frequency_penalty", "float", ctypes.c_float, "taken from them for every time"),
+    Field("top_k", "int32_t", ctypes.c_int32, "keep so many tokens; 0: all"),
+    Field("top_logprobs", "int32_t", ctypes.c_int32, "likeliest tokens to report; -1: no log-probabilities at all"),
+    Field("history", "uint32_t*", _P, "IN_PROMPT and how often generated; null: no penalties"),
+    Field("bias", "const float*", _P, "added to the logits after penalties; may be null"),
+    Field("logprobs", "float*", _P, "[max_tokens][2 + 2 top_logprobs]: logits less the largest (see report_logprobs)"),
+)
+
+#: Behind the others, in kernels that sample only.
+SAMPLE_FIELDS = (Field("sampling", "const kogc_sampling*", _P, "how tokens are drawn (mode 2 only)"),)
+
+#: Behind these, in kernels of several ranks only: those of one rank never look there.
 RANK_FIELDS = (
     Field("peers", "uint8_t* const*", _P, "the exchange buffers of all ranks as this rank reaches them, its own among them"),
 )
@@ -80,13 +103,24 @@ STATE_FIELDS = (
 class Launch(ctypes.Structure):
     """Host view of the launch struct. A launch of several ranks has one for each, one behind the other."""
 
-    _fields_ = [(field.name, field.ctype) for field in (*LAUNCH_FIELDS, *RANK_FIELDS)]
+    _fields_ = [(field.name, field.ctype) for field in (*LAUNCH_FIELDS, *SAMPLE_FIELDS, *RANK_FIELDS)]
+
+
+class Sampling(ctypes.Structure):
+    """Host view of how tokens are drawn."""
+
+    _fields_ = [(field.name, field.ctype) for field in SAMPLING_FIELDS]
 
 
 class State(ctypes.Structure):
     """Host view of the state the kernel and the host share."""
 
     _fields_ = [(field.name, field.ctype) for field in STATE_FIELDS]
+
+
+def launch_fields(ranks: int, samples: bool) -> tuple[Field, ...]:
+    """The launch struct of a kernel of ``ranks`` ranks that ``samples``, or does not."""
+    return (*LAUNCH_FIELDS, *(SAMPLE_FIELDS if samples else ()), *(RANK_FIELDS if ranks > 1 else ()))
 
 
 def c_struct(name: str, fields: tuple[Field, ...]) -> str:

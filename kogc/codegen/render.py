@@ -12,7 +12,9 @@ from typing import Any
 import jinja2
 
 import kogc.templates
-from kogc.codegen.launch import FINISH_REASONS, LAUNCH_FIELDS, LAUNCH_VERSION, MODE_GENERATE, MODE_TEACHER_FORCED, RANK_FIELDS, STATE_FIELDS, c_struct
+from kogc.codegen.launch import (
+    FINISH_REASONS, IN_PROMPT, LAUNCH_VERSION, MODE_GENERATE, MODE_SAMPLE, MODE_TEACHER_FORCED, SAMPLING_FIELDS, STATE_FIELDS, c_struct, launch_fields,
+)  # fmt: skip
 from kogc.codegen.layout import Layout, ProbeEntry, make_layout, numbered_stages, with_far_memory
 from kogc.codegen.names import Scope, float_literal
 from kogc.codegen.pack_index import PackIndex
@@ -101,11 +103,12 @@ def _source(program: Program, schedule: Schedule, target: Target, layout: Layout
         machine=target.machine_for(program.ranks),
         workers=schedule.workers,
         tile_rows=schedule.tile_rows,
-        launch=_launch(program.ranks),
+        launch=_launch(program.ranks, target.samples),
         sizes=_sizes(program, layout, index, contexts, staging),
         buffers=[(buffers.name(placed.buffer.name), placed) for placed in layout.buffers],
         plan=tables,
         used=_used(contexts),
+        samples=target.samples,
         stages=contexts,
         chains=[chain for chain in chains if len(chain) > 1],
         segments=_segments(program, chains),
@@ -141,14 +144,17 @@ def _check_ops(contexts: list[StageContext]) -> None:
                 raise RenderError(f"stage {stage.name}: op {op.op} has no epilogue code (templates/ops_epilogue.j2)")
 
 
-def _launch(ranks: int) -> Mapping[str, Any]:
+def _launch(ranks: int, samples: bool) -> Mapping[str, Any]:
     reasons = [(f"FINISH_{name.upper()}", number) for number, name in FINISH_REASONS.items()]
     faults = [(f"FAULT_{name.upper()}", number) for name, number in (FAULTS | RANK_FAULTS if ranks > 1 else FAULTS).items()]
+    modes = [("MODE_GENERATE", MODE_GENERATE), ("MODE_TEACHER_FORCED", MODE_TEACHER_FORCED), *([("MODE_SAMPLE", MODE_SAMPLE)] if samples else [])]
     return {
         "state": c_struct("kogc_state", STATE_FIELDS),
-        "launch": c_struct("kogc_launch", (*LAUNCH_FIELDS, *RANK_FIELDS) if ranks > 1 else LAUNCH_FIELDS),
+        "sampling": c_struct("kogc_sampling", SAMPLING_FIELDS),
+        "launch": c_struct("kogc_launch", launch_fields(ranks, samples)),
         "version": LAUNCH_VERSION,
-        "constants": [("MODE_GENERATE", MODE_GENERATE), ("MODE_TEACHER_FORCED", MODE_TEACHER_FORCED), *reasons, *faults],
+        "constants": [*modes, *reasons, *faults],
+        "in_prompt": IN_PROMPT,
     }
 
 
@@ -169,9 +175,18 @@ def _sizes(
         "far_floats": staging.far_floats if staging else None,
         "far_begin": layout.far_begin,
         "reports_begin": layout.reports_begin,
+        "logit_slots": _logit_slots(program),
         "stream_summary": f"{min(lengths)} to {max(lengths)} bytes a step, {sum(lengths)} in all",
         "step_summary": steps,
     }
+
+
+def _logit_slots(program: Program) -> int:
+    """Slots of the best logits. Kept logits go by the number of the step, so there must be one write of them in each."""
+    best = [buffer for buffer in program.buffers if buffer.payload == "best"]
+    if any(buffer.writes_per_step != 1 for buffer in best):
+        raise RenderError(f"{program.model} publishes its best logits more than once a step, which the sampler does not expect")
+    return best[0].slots if best else 1
 
 
 def _used(contexts: list[StageContext]) -> Mapping[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import threading
 import time
 import weakref
@@ -16,6 +17,8 @@ from kogc.errors import BadInput, ContextOverflow
 from kogc.runtime.device import Block, Device, open_device
 from kogc.runtime.generation import Generation
 from kogc.runtime.job import Fault, Job, Pointers, Request
+from kogc.runtime.sampler_memory import Draw
+from kogc.runtime.sampling import SamplingParams
 from kogc.runtime.session import Session
 from kogc.runtime.text import TextStream
 from kogc.targets import target_facts
@@ -82,16 +85,17 @@ class Engine:
     def generate(
         self,
         prompt: str | Sequence[int],
-        max_tokens: int = 256,
+        max_tokens: int | None = None,
         stop: str | int | Sequence[str | int] | None = None,
         session: Session | None = None,
         stall_timeout: float | None = None,
-        ignore_eos: bool = False,
+        ignore_eos: bool | None = None,
+        sampling: SamplingParams | None = None,
     ) -> Generation:
-        """Continue ``prompt`` (text or ids) greedily and return an iterator over the tokens.
+        """Continue ``prompt`` (text or ids) as ``sampling`` says, by default greedily, and return an iterator over the tokens.
 
-        The artifact's EOS ids end it unless ``ignore_eos``; ``stop`` adds strings and ids. With a ``session`` the prompt continues that
-        conversation, else the context starts empty. The kernel starts at once and runs ahead of a slow reader; while
+        ``max_tokens``, ``stop`` and ``ignore_eos`` take the place of those in ``sampling``. The artifact's EOS ids end it unless
+        ``ignore_eos``; ``stop`` adds strings and ids. With a ``session`` the prompt continues that conversation, else the context starts empty. The kernel starts at once and runs ahead of a slow reader; while
         another generation of this engine runs, the call waits for its end.
 
         Raises BadInput (empty prompt, id outside the vocabulary, text without tokenizer …) and ContextOverflow here,
@@ -99,9 +103,9 @@ class Engine:
         """
         called_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
         self._check_open()
-        stop_texts, stop_ids = self._stops(stop, ignore_eos)
-        if not isinstance(max_tokens, int | np.integer) or max_tokens < 1:
-            raise BadInput(f"max_tokens must be at least 1, not {max_tokens!r}")
+        params = (sampling or SamplingParams()).with_changes(max_tokens=max_tokens, stop=stop, ignore_eos=ignore_eos)
+        self._check_sampling(params)
+        stop_texts, stop_ids = self._stops(params)
         if session is not None:
             self._claim(session)
         try:
@@ -112,11 +116,12 @@ class Engine:
             self._check_room(start, len(ids))
             text = TextStream(self.artifact.tokenizer, ids, stop_texts)
             # After the last position one more token can be sampled, but not continued.
-            ring = min(max_tokens, self.artifact.manifest.context - start - len(ids) + 1)
+            ring = min(params.max_tokens, self.artifact.manifest.context - start - len(ids) + 1)
+            draw = None if params.greedy else self._draw(params, (session.ids if session else []) + new)
             job = self._start(
                 Request(
                     ids, start, session.kv if session else self._kv, _positive(stall_timeout) or self._stall_timeout,
-                    max_tokens=ring, stop_ids=stop_ids,
+                    max_tokens=ring, stop_ids=stop_ids, draw=draw,
                 )
             )  # fmt: skip
         except BaseException:
@@ -125,7 +130,7 @@ class Engine:
             raise
         if session is not None:
             session.attach(job)
-        settled = partial(self._settle, session, new, start + len(ids), ring < max_tokens)
+        settled = partial(self._settle, session, new, start + len(ids), ring < params.max_tokens)
         return Generation(job, text, ids, called_ns, settled)
 
     def logits(self, ids: Sequence[int], session: Session | None = None) -> np.ndarray:
@@ -335,9 +340,24 @@ class Engine:
         if start + tokens > context:
             raise ContextOverflow(start, tokens, context)
 
-    def _stops(self, stop: str | int | Sequence[str | int] | None, ignore_eos: bool) -> tuple[list[str], tuple[int, ...]]:
+    def _check_sampling(self, params: SamplingParams) -> None:
+        """Raises BadInput for what the artifact's kernel cannot do, and for ids it does not have."""
+        manifest = self.artifact.manifest
+        if not params.greedy and not target_facts(manifest.target).get("samples", False):
+            raise BadInput(f"kernels for {manifest.target} choose the likeliest token only, for now; leave temperature at 0 and the other sampling options out")
+        outside = [token for token in params.logit_bias if token >= manifest.vocab]
+        if outside:
+            raise BadInput(f"logit_bias names token {outside[0]}, outside the vocabulary of {manifest.vocab} (0 to {manifest.vocab - 1})")
+
+    def _draw(self, params: SamplingParams, seen: list[int]) -> Draw:
+        seed = secrets.randbits(64) if params.seed is None else int(params.seed) % (1 << 64)
+        return Draw(params, seed, seen, self.artifact.manifest.vocab)
+
+    def _stops(self, params: SamplingParams) -> tuple[list[str], tuple[int, ...]]:
         """Stop strings and all ids that end a generation."""
+        stop, ignore_eos = params.stop, params.ignore_eos
         entries = [] if stop is None else [stop] if isinstance(stop, str | int | float | np.integer) else list(stop)
+        entries += params.stop_token_ids
         texts = [entry for entry in entries if isinstance(entry, str)]
         ids = [entry for entry in entries if not isinstance(entry, str)]
         if any(not text for text in texts):

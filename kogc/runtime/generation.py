@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kogc.runtime.job import Job
+from kogc.runtime.sampler_memory import Logprobs
 from kogc.runtime.text import TextStream
 
 
 @dataclass(frozen=True)
 class Token:
     """One generated token. ``text`` is the text that became certain with it: empty while a character is incomplete, for
-    the token that ended the generation, and for artifacts without tokenizer. Concatenated, the texts are the answer."""
+    the token that ended the generation, and for artifacts without tokenizer. Concatenated, the texts are the answer.
+    ``logprobs``: when they were asked for."""
 
     id: int
     text: str
+    logprobs: Logprobs | None = None
 
 
 @dataclass
@@ -40,7 +43,8 @@ class Generation(Iterator[Token]):
 
     ``prompt_ids``: the ids given to the kernel; ``ids``: everything generated so far, the token that ended it included;
     ``text``: what was yielded so far; ``finish_reason``: ``None`` while running, then ``stop`` (stop id or string),
-    ``length`` (max_tokens), ``context`` (context full) or ``cancelled``; ``stats``: filled in at the end.
+    ``length`` (max_tokens), ``context`` (context full) or ``cancelled``; ``stats``: filled in at the end; ``seed``: that of the
+    random numbers, which draws the same tokens again; None when nothing is drawn.
     """
 
     def __init__(
@@ -51,6 +55,7 @@ class Generation(Iterator[Token]):
         self.ids: list[int] = []
         self.text = ""
         self.finish_reason: str | None = None
+        self.seed = job.request.draw.seed if job.request.draw else None
         self.stats = Stats(prompt_tokens=len(prompt_ids))
         self._job, self._stream, self._called_ns, self._settled = job, text, called_ns, settled
         self._tokens = self._make_tokens()
@@ -91,7 +96,7 @@ class Generation(Iterator[Token]):
             text = "" if ends else self._stream.push(token)
             if waiting is not None:
                 yield waiting
-            waiting = Token(token, text)
+            waiting = Token(token, text, self._job.logprobs(len(self.ids) - 1))
             if self._stream.stopped:
                 break
             if not (ends or self._stream.holding):
@@ -100,7 +105,7 @@ class Generation(Iterator[Token]):
         self._finish("stop" if self._stream.stopped else self._job.finish_reason)
         self._job.check()
         if waiting is not None:
-            yield Token(waiting.id, waiting.text + self._stream.rest())
+            yield replace(waiting, text=waiting.text + self._stream.rest())
 
     def _finish(self, reason: str) -> None:
         self._job.stop()

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kogc.codegen.launch import FINISH_REASONS, LAUNCH_VERSION, MODE_GENERATE, MODE_TEACHER_FORCED, Launch, State
+from kogc.codegen.launch import FINISH_REASONS, LAUNCH_VERSION, MODE_GENERATE, MODE_SAMPLE, MODE_TEACHER_FORCED, Launch, State
 from kogc.errors import KernelStalled, NumericError, WorkersMissing
 from kogc.runtime.device import Block, Device, Running
+from kogc.runtime.sampler_memory import Draw, Logprobs, SamplerMemory
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,8 @@ class Pointers:
 @dataclass(frozen=True)
 class Request:
     """What one launch shall do. ``prompt`` goes in from context position ``start`` on; ``kv`` are the caches, a block for
-    each rank; ``logits`` (needed when ``teacher_forced``: nothing is generated then) and ``probe`` are device pointers or 0."""
+    each rank; ``logits`` (needed when ``teacher_forced``: nothing is generated then) and ``probe`` are device pointers or 0.
+    ``draw``: how tokens are drawn; None: greedily."""
 
     prompt: Sequence[int]
     start: int
@@ -52,6 +54,7 @@ class Request:
     teacher_forced: bool = False
     logits: int = 0
     probe: int = 0
+    draw: Draw | None = None
 
 
 class Job:
@@ -82,6 +85,7 @@ class Job:
         words[prompt : prompt + stop] = request.stop_ids
         self._ring = words[prompt + stop :]
         self.state = State.from_buffer(self._memory.view(np.uint8))
+        self._sampler = SamplerMemory(device, request.draw, ring) if request.draw else None
         first = self._memory.address + state_bytes
         texts = (first, first + 4 * prompt, first + 4 * (prompt + stop))
         structs = (self._struct(rank, pointers, fault or Fault(0, -1, -1), *texts) for rank, pointers in enumerate(ranks))
@@ -98,6 +102,10 @@ class Job:
             produced = self.state.produced
             yield from self._ring[seen:produced].tolist()
             seen = produced
+
+    def logprobs(self, index: int) -> Logprobs | None:
+        """Log-probabilities beside token ``index``, when they were asked for."""
+        return self._sampler.logprobs(index) if self._sampler else None
 
     def finish(self) -> None:
         """Wait until the kernel leaves by itself, and check how it went. Cancelled when the wait is interrupted."""
@@ -141,7 +149,7 @@ class Job:
         request = self.request
         return Launch(
             version=LAUNCH_VERSION,
-            mode=MODE_TEACHER_FORCED if request.teacher_forced else MODE_GENERATE,
+            mode=MODE_TEACHER_FORCED if request.teacher_forced else MODE_SAMPLE if self._sampler else MODE_GENERATE,
             rank=rank,
             n_prompt=len(request.prompt),
             start_position=request.start,
@@ -163,6 +171,7 @@ class Job:
             exchange=pointers.exchange,
             logits=request.logits,
             probe=request.probe,
+            sampling=self._sampler.address if self._sampler else None,
             peers=pointers.peers or None,
         )
 

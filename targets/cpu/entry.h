@@ -16,9 +16,10 @@ static bool start(Member& member) {
 // version, 2 no memory, 3 no threads.
 extern "C" __attribute__((visibility("default"))) int kogc_run(kogc_launch* launch) {
   if (launch->version != LAUNCH_VERSION) return 1;
-  void* scratch = nullptr;
+  void *scratch = nullptr, *sampler = nullptr;
   if (posix_memalign(&scratch, 64, (size_t)WORKERS * SCRATCH_FLOATS * sizeof(float))) return 2;
-  Crew crew = {launch, (float*)scratch, 0, {}};
+  if (launch->mode == MODE_SAMPLE && posix_memalign(&sampler, 64, SAMPLER_BYTES)) return free(scratch), 2;
+  Crew crew = {launch, (float*)scratch, 0, {}, (float*)sampler};
   Member members[WORKERS];
   kogc_state& state = *launch->state;
   int started = 0;
@@ -29,6 +30,7 @@ extern "C" __attribute__((visibility("default"))) int kogc_run(kogc_launch* laun
   if (started < WORKERS) __atomic_store_n(&state.cancel, 1, __ATOMIC_RELEASE);  // nobody gets past the check-in
   for (int i = 0; i < started; ++i) pthread_join(members[i].thread, nullptr);
   free(scratch);
+  free(sampler);
   tell_host(&state.finished, state.abort ? FINISH_STALLED : members[0].reason);
   return started < WORKERS ? 3 : 0;
 }

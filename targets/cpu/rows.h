@@ -69,15 +69,12 @@ DEVICE inline void copy_rows(const Worker&, float* to, const float* from, int fi
   for (; i < last; ++i) to[i] = from[i];
 }
 
-// Logits of column t, rows of the vocabulary from ``base``: to the host when it asked, and into the running best, where the
+// Logits of column t, rows of the vocabulary from ``base``: kept where somebody asked for them, and into the running best, where the
 // first of equal logits wins and a NaN sticks.
 template <class Rows>
 DEVICE NOINLINE void take_logits(Worker& w, int t, int base, int unit, vec v) {
   const int n = Rows::count(unit), row = base + Rows::row(unit, 0, 0);
-  if (w.launch->mode == MODE_TEACHER_FORCED && t < w.columns) {
-    float* to = w.launch->logits + (int64_t)(w.position[t] - w.launch->start_position) * VOCAB + row;
-    n == TILE_ROWS ? store(to, v) : store_first(to, v, n);
-  }
+  if (w.launch->mode != MODE_GENERATE && t < w.columns) keep_logits(w, t, row, n, v);
   Best& best = w.best[t];
   if (best.index < 0 || !any_not_below(v, broadcast(best.logit))) return;
   for (int i = 0; i < n; ++i) {

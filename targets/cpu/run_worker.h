@@ -7,6 +7,7 @@ static void* run_worker(void* argument) {
   w.scratch = member.crew->scratch + (int64_t)member.id * SCRATCH_FLOATS;
   w.id = member.id;
   w.blame = &member.crew->blame;
+  lend_sampler(w, *member.crew);
   Cursor stream = {launch.plan + launch.plan[PLAN_STREAMS] + 4 * w.id};
   w.stream.first = launch.stream + stream.next_wide();
   w.stream.last = w.stream.first + stream.next_wide();

@@ -24,6 +24,9 @@ struct Worker {
   Best best[MAX_COLUMNS];
   // What all workers' best logits came to: the token after the last column, or −1 when a column's logits held a NaN.
   int32_t sampled, nan_position;
+  // Launches that sample only: the logits that are kept for all ranks, and room for this worker's candidates.
+  float* kept;
+  uint64_t* room;
   // Stages entered since the launch: every worker enters all of them in the same order.
   int64_t entered;
   Blame* blame;

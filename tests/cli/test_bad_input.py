@@ -227,3 +227,16 @@ def test_an_artifact_without_weights_says_so(kogc, tiny_pt, tmp_path, ranks):
     for command in (("run", "--ids", "1"), ("verify",), ("export", "--onnx", tmp_path / "x.onnx")):
         refused(kogc(command[0], tmp_path / "bare.kog", *command[1:]), "it was compiled with --no-weights")
     assert not list(tmp_path.glob("*.onnx*"))
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "words"),
+    [
+        ("--temperature", "-1", "temperature must be a number at least 0"), ("--top-p", "1.5", "top_p must be a number above 0 and at most 1"),
+        ("--top-k", "-3", "top_k must be from -1"), ("--min-p", "2", "min_p must be"), ("--logprobs", "99", "logprobs must be from 0 to 20"),
+        ("--repetition-penalty", "0", "repetition_penalty must be a number above 0"), ("--seed", str(2**65), "seed must be from"),
+        ("--temperature", "nan", "temperature must be"), ("--stop", "x", "no tokenizer"),
+    ],
+)  # fmt: skip
+def test_bad_sampling_options(kogc, tiny_kog, option, value, words):
+    refused(kogc("run", tiny_kog, "--ids", "1", option, value), words)

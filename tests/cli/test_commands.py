@@ -24,6 +24,18 @@ def test_run_streams_to_stdout_and_tells_the_speed_beside_the_gate(kogc, tiny_ko
     assert "tok/s" in done.err and "gate passed" in done.err
 
 
+def test_run_draws_tokens_and_reports_log_probabilities(kogc, tiny_kog):
+    options = ("--ids", "1,2,3", "--max-tokens", "6", "--json", "--temperature", "1.2", "--top-p", "0.9", "--top-k", "30", "--min-p", "0.01")
+    options += ("--repetition-penalty", "1.1", "--presence-penalty", "0.1", "--frequency-penalty", "0.1", "--ignore-eos")
+    first, again = (json.loads(kogc("run", tiny_kog, *options, "--seed", "7", "--logprobs", "2").out) for _ in range(2))
+    assert first["ids"] == again["ids"] and first["seed"] == 7 and len(first["logprobs"]) == 6
+    assert [token["id"] for token in first["logprobs"]] == first["ids"]
+    assert all(len(token["top"]) == 2 and token["logprob"] <= token["top"][0]["logprob"] + 1e-6 <= 1e-6 for token in first["logprobs"])
+    unseeded = [json.loads(kogc("run", tiny_kog, *options).out) for _ in range(3)]
+    assert len({tuple(one["ids"]) for one in unseeded}) > 1 and "logprobs" not in unseeded[0]
+    assert json.loads(kogc("run", tiny_kog, "--ids", "1,2,3", "--json").out)["seed"] is None
+
+
 def test_no_speed_without_a_gate(kogc, tiny_pt, tmp_path):
     path = tmp_path / "ungated.kog"
     assert kogc("compile", tiny_pt, "-o", path, "--no-gate", "--max-context", "32").code == 0

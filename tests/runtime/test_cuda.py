@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from fake_driver import FakeDriver, cancelled, error, summing_kernel
 
+from kogc import SamplingParams
 from kogc.artifact import load
 from kogc.artifact_manifest import Manifest, Section
 from kogc.artifact_writer import ArtifactWriter
@@ -143,6 +144,15 @@ def test_times_do_not_wait_for_the_hosts_thread(fake, artifact, monkeypatch):
         generation = engine.generate([3, 4], max_tokens=8)
         list(generation)
     assert 0 < generation.stats.prompt_s < generation.stats.ttft_s < 0.1
+
+
+def test_only_the_greedy_choice_is_there(fake, artifact, expected):
+    with artifact.engine() as engine:
+        assert ids(engine.generate([3, 4], sampling=SamplingParams(max_tokens=4))) == expected([3, 4], 4)
+        for how in (SamplingParams(temperature=0.7), SamplingParams(logprobs=1), SamplingParams(presence_penalty=1)):
+            with pytest.raises(BadInput, match="kernels for h200 choose the likeliest token only") as caught:
+                engine.generate([3, 4], sampling=how)
+            assert "\n" not in str(caught.value)
 
 
 def test_runs_repeat_and_sessions_continue(fake, artifact, expected):

@@ -3,6 +3,8 @@
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
+from kogc import SamplingParams
+
 pytestmark = pytest.mark.compiler
 
 LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 "
@@ -37,6 +39,13 @@ def test_the_end_token_has_no_text(letters):
         generation = engine.generate("b ", max_tokens=10)  # 1 + 62
         assert [(token.id, token.text) for token in generation] == [(63, "")]
     assert generation.finish_reason == "stop"
+
+
+def test_a_stop_string_among_the_parameters(letters, expected):
+    whole = spelled(expected([2, 0, 19], 10))
+    with letters.engine() as engine:
+        generation = engine.generate("cat", sampling=SamplingParams(max_tokens=10, stop=whole[4:6]))
+        assert "".join(token.text for token in generation) == whole[:4] and generation.finish_reason == "stop"
 
 
 def test_a_stop_string_cuts_text_and_kernel(letters, expected):

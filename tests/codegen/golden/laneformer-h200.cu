@@ -55,7 +55,7 @@ struct kogc_launch {
   uint32_t* control;  // GPUs: 64 bytes zeroed before every launch; word 0: leave, set by the host to cancel; else null
 };
 
-constexpr uint32_t LAUNCH_VERSION = 2;
+constexpr uint32_t LAUNCH_VERSION = 3;
 constexpr int MODE_GENERATE = 0;
 constexpr int MODE_TEACHER_FORCED = 1;
 constexpr int FINISH_RUNNING = 0;
@@ -946,7 +946,8 @@ DEVICE_STAGE bool stage_sample(Worker& w, int iteration) {
     if (top.index >= 0) continue;
     w.nan_position = w.position[t];
     break;
-  }  return true;
+  }
+  return true;
 }
 
 // ── a step, and the sequence of steps ──

@@ -100,6 +100,23 @@ def test_one_slot_less_is_refused_by_both():
         assert not all(accepts(sync_plan(fewer, plan), kinds) for kinds in SEQUENCES)
 
 
+@pytest.mark.parametrize("make", [llama, lambda: laneformer(head="vocab_parallel", vocab=54)])
+def test_every_logit_must_be_made_once(make):
+    """Whoever samples reads all of them, and knows of their makers only."""
+    program, plan = settled(make(), 3)
+    prove(program, plan)
+    segment, number = len(program.segments) - 1, len(program.segments[-1].stages) - 2
+    dealt = plan.work[segment][number][0]
+    assert program.segments[segment].stages[number].name == "head"
+    for worker, one in enumerate(dealt):
+        for runs, times in ((one.runs[1:], 0), ((*one.runs, one.runs[0]), 2)):
+            damaged = (*dealt[:worker], replace(one, runs=runs), *dealt[worker + 1 :])
+            stages = (*plan.work[segment][:number], (damaged,), *plan.work[segment][number + 1 :])
+            spoilt = replace(plan, work=(*plan.work[:segment], stages, *plan.work[segment + 1 :]))
+            with pytest.raises(PlanError, match=f"the logit of word .* is made {times} times, not once"):
+                prove(program, spoilt)
+
+
 def test_delayed_sums_need_slots_for_the_delay():
     slots = {}
     for delay in (1, 2, 3):
