@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from against_torch import compile_quickly, random_model
 
 from kogc import SamplingParams
+from kogc.errors import NumericError
 
 pytestmark = [pytest.mark.compiler, pytest.mark.slow]
 
@@ -115,6 +117,26 @@ def test_turns_of_a_session_draw_what_the_whole_text_draws(engine):
         answer = ids(engine.generate(PROMPT, session=session, sampling=how))
         second = ids(engine.generate([11, 12], session=session, sampling=how))
     assert second == ids(engine.generate([*PROMPT, *answer, 11, 12], sampling=how))
+
+
+def test_a_cancelled_draw_leaves_nothing_behind(engine):
+    how = SamplingParams(temperature=1, seed=6, frequency_penalty=0.5, logprobs=1, max_tokens=20)
+    expected = ids(engine.generate(PROMPT, sampling=how))
+    for count in range(3):
+        with engine.generate([9] * (3 * count + 1), sampling=how, max_tokens=50) as generation:
+            for _ in range(count):
+                next(generation)
+        assert ids(engine.generate(PROMPT, sampling=how)) == expected
+
+
+def test_a_nan_is_an_error_and_no_token(tmp_path):
+    module = random_model(LLAMA | {"vocab_size": 53}, CAPACITY)
+    with torch.no_grad():
+        module.lm_head.weight[30] = 3e38  # overflows both ways: ∞ − ∞
+    with compile_quickly(module, tmp_path, workers=2) as artifact, artifact.engine() as engine:
+        for how in (SamplingParams(), SamplingParams(temperature=1, top_k=3), SamplingParams(logprobs=2)):
+            with pytest.raises(NumericError, match="hold a NaN, found by stage sample"):
+                ids(engine.generate(PROMPT, sampling=how))
 
 
 def test_stop_ids_and_the_context_end_it(engine):
