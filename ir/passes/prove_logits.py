@@ -21,7 +21,9 @@ def check_logits(program: Program, schedule: Schedule) -> None:
             continue
         made = _times_made(program.vocab, stage, heads, schedule.work[segment][number][iteration], schedule.tile_rows)
         for word in np.flatnonzero(made != 1)[:1]:
-            raise PlanError(f"stage {stage.name}, iteration {iteration}: the logit of word {word} is made {made[word]} times, not once: correct the deal of its rows")
+            raise PlanError(
+                f"stage {stage.name}, iteration {iteration}: the logit of word {word} is made {made[word]} times, not once: correct the deal of its rows"
+            )
 
 
 def _times_made(vocab: int, stage: Stage, heads: list[int], work: tuple[WorkerStage, ...], tile_rows: int) -> np.ndarray:

@@ -344,7 +344,9 @@ class Engine:
         """Raises BadInput for what the artifact's kernel cannot do, and for ids it does not have."""
         manifest = self.artifact.manifest
         if not params.greedy and not target_facts(manifest.target).get("samples", False):
-            raise BadInput(f"kernels for {manifest.target} choose the likeliest token only, for now; leave temperature at 0 and the other sampling options out")
+            raise BadInput(
+                f"kernels for {manifest.target} choose the likeliest token only, for now; leave temperature at 0 and the other sampling options out"
+            )
         outside = [token for token in params.logit_bias if token >= manifest.vocab]
         if outside:
             raise BadInput(f"logit_bias names token {outside[0]}, outside the vocabulary of {manifest.vocab} (0 to {manifest.vocab - 1})")

@@ -66,8 +66,8 @@ def test_greedy_is_what_it_was(engine):
     plain = ids(engine.generate(PROMPT, max_tokens=30))
     logits = engine.logits(PROMPT + plain)
     assert logits.argmax(1)[len(PROMPT) - 1 : -1].tolist() == plain
-    for how in (SamplingParams(), SamplingParams(top_k=5, seed=3), SamplingParams(logprobs=0), SamplingParams(temperature=1, top_k=1), SamplingParams(temperature=1e-6)):
-        assert ids(engine.generate(PROMPT, max_tokens=30, sampling=how)) == plain
+    for values in ({}, {"top_k": 5, "seed": 3}, {"logprobs": 0}, {"temperature": 1, "top_k": 1}, {"temperature": 1e-6}):
+        assert ids(engine.generate(PROMPT, max_tokens=30, sampling=SamplingParams(**values))) == plain
     assert engine.generate(PROMPT, max_tokens=1).seed is None
 
 
@@ -75,8 +75,8 @@ def test_first_tokens_have_the_models_probabilities(engine):
     x = engine.logits(PROMPT)[-1].astype(float)
     p = np.exp(x - x.max())
     p /= p.sum()
-    count = 2000
-    seen = np.bincount([next(engine.generate(PROMPT, sampling=SamplingParams(temperature=1, seed=seed, max_tokens=1))).id for seed in range(count)], minlength=53)
+    count, how = 2000, SamplingParams(temperature=1, max_tokens=1)
+    seen = np.bincount([next(engine.generate(PROMPT, sampling=how.with_changes(seed=seed))).id for seed in range(count)], minlength=53)
     likely = p * count > 8
     observed, expected = np.r_[seen[likely], seen[~likely].sum()], count * np.r_[p[likely], p[~likely].sum()]
     freedom = len(observed) - 1
