@@ -60,5 +60,5 @@ def test_configurations_that_cannot_be_used(changes, message, tmp_path):
 def test_without_transformers_the_error_says_what_to_install(tmp_path, monkeypatch):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(FrontendError, match="`model_type` is 'qwen3'; laneformer.* are built in, for others install transformers"):
+    with pytest.raises(FrontendError, match="`model_type` is 'qwen3'; laneformer.* are built in, for others, and for a model's own code, install transformers"):
         load_model(tmp_path)
