@@ -61,4 +61,4 @@ def test_small_laneformers(config):
 
 def check(config) -> None:
     """There is a plan, even where some workers have nothing to do at all."""
-    assert compiler._plan(model_of(config, CONTEXT), "bf16", WORKERS, False, TARGET, None, lambda step, done, total: None).schedule.workers == WORKERS
+    assert compiler._plan(model_of(config, CONTEXT), "bf16", WORKERS, False, 1, TARGET, None, lambda step, done, total: None).schedule.workers == WORKERS

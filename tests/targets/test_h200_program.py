@@ -80,7 +80,7 @@ def exchanges(source: str) -> list[tuple[str, list[tuple[str, str]]]]:
 
 
 def reads_first(body: str) -> list[tuple[str, str]]:
-    body = re.sub(r"^  if \(visits == 0\) {.*?^  }", "", body, flags=re.M | re.S)  # a worker without work publishes at once
+    body = re.sub(r"if \(visits == 0\) publish_best.*", "", body)  # a worker without rows does so at once
     body = re.sub(r"take_in\w*<[\w, <>]+>\(w, (?:ahead, )?write_of\(", "await(", body)
     found = re.findall(r"\b(await|publish|publish_best)(?:<T>)?\(w, buffer_(\w+)", body)
     reads = [one for one in found if one[0] == "await"]
