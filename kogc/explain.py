@@ -41,7 +41,8 @@ class Problem:
 
 @dataclass(frozen=True)
 class Prediction:
-    """``tok_s`` of a machine that streams a token's bytes without gaps at its measured ceiling: no kernel is faster."""
+    """``tok_s`` of a machine that streams a token's bytes without gaps at its measured ceiling: no kernel is faster,
+    unless the model fits into a cache."""
 
     target: str
     title: str
