@@ -9,7 +9,7 @@ import typer
 
 from kogc.cli.console import out, print_json, steps
 from kogc.cli.gate import gate_json, gate_line
-from kogc.cli.options import Dtype, examples
+from kogc.cli.options import Dtype, TrustRemoteCode, examples
 from kogc.cli.ranks import workers_line
 
 EPILOG = examples(
@@ -39,7 +39,7 @@ def command(
     random_weights: Annotated[bool, typer.Option("--random-weights", help="Make the weights up (seeded): for speed work on presets and folders without weights.")] = False,
     weights: Annotated[bool, typer.Option("--weights/--no-weights", help="With --no-weights: emit and build the code only.")] = True,
     allow_pickle: Annotated[bool, typer.Option("--allow-pickle", help="Read a pickled module, or a .pt2 of more than tensor ops: runs its code.")] = False,
-    trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run the model code that a Hugging Face folder brings along.")] = False,
+    trust_remote_code: TrustRemoteCode = False,
     tokenizer: Annotated[Path | None, typer.Option(metavar="PATH", help="A tokenizer.json to put into the artifact.")] = None,
     gate: Annotated[bool, typer.Option("--gate/--no-gate", help="Hold the compiled kernel against PyTorch before the artifact is written.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout instead of text.")] = False,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kogc.cli.console import out, print_json, steps
-from kogc.cli.options import Dtype, examples
+from kogc.cli.options import AllowPickle, Dtype, TrustRemoteCode, examples
 
 if TYPE_CHECKING:
     from kogc.explain import Explanation, Problem
@@ -30,8 +30,8 @@ def command(
     dtype: Annotated[Dtype | None, typer.Option(help="Storage type that sizes are told for; by default the model's own.")] = None,
     max_context: Annotated[int | None, typer.Option(min=2, help="Positions the KV cache holds; by default the model's own limit.")] = None,
     position: Annotated[int | None, typer.Option(min=0, help="Context position that bytes are counted at; by default half the context.")] = None,
-    allow_pickle: Annotated[bool, typer.Option("--allow-pickle", help="Unpickle a .pt holding a whole module. This runs code from the file.")] = False,
-    trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run the model code that a Hugging Face folder brings along.")] = False,
+    allow_pickle: AllowPickle = False,
+    trust_remote_code: TrustRemoteCode = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout instead of text.")] = False,
 ) -> None:
     """Say what kogc recognises in MODEL, layer by layer, what it would fuse, and what it does not support. Needs no weights.

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from kogc.cli.console import out, steps
-from kogc.cli.options import examples
+from kogc.cli.options import AllowPickle, TrustRemoteCode, examples
 
 EPILOG = examples("kogc export model.kog --onnx model.onnx", "kogc export ./Qwen3-0.6B --onnx qwen.onnx --max-context 2048")
 
@@ -21,8 +21,8 @@ def command(
     source: Annotated[str, typer.Argument(metavar="FILE.kog|MODEL", help="An artifact, or a model as `kogc compile` takes it.")],
     onnx: Annotated[Path, typer.Option("--onnx", metavar="PATH", help="Write the decode graph as ONNX; large tensors go to PATH.data.")],
     max_context: Annotated[int | None, typer.Option(min=2, help="Positions the KV cache of a model holds; by default the model's own limit.")] = None,
-    allow_pickle: Annotated[bool, typer.Option("--allow-pickle", help="Unpickle a .pt holding a whole module. This runs code from the file.")] = False,
-    trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run the model code that a Hugging Face folder brings along.")] = False,
+    allow_pickle: AllowPickle = False,
+    trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Write a model's decode graph in another format: one step, token and position and caches in, logits and caches out."""
     from kogc.export import export_onnx

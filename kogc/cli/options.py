@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import re
 from enum import StrEnum
+from typing import Annotated
+
+import typer
 
 from kogc.errors import BadInput
+
+AllowPickle = Annotated[bool, typer.Option("--allow-pickle", help="Unpickle a .pt holding a whole module. This runs code from the file.")]
+TrustRemoteCode = Annotated[bool, typer.Option("--trust-remote-code", help="Run the model code that a Hugging Face folder brings along.")]
 
 
 class Dtype(StrEnum):

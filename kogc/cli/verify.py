@@ -9,7 +9,7 @@ import typer
 
 from kogc.cli.console import out, print_json, steps
 from kogc.cli.gate import gate_json, gate_line
-from kogc.cli.options import examples
+from kogc.cli.options import TrustRemoteCode, examples
 
 EPILOG = examples(
     "kogc verify model.kog model.pt    (against the PyTorch module, stage by stage too)",
@@ -27,7 +27,7 @@ def command(
     model: Annotated[str | None, typer.Argument(metavar="[MODEL]", help="What it was compiled from: .pt, .gguf, folder or preset:NAME.")] = None,
     structure: Annotated[bool, typer.Option("--structure", help="Check the file's hashes only; nothing in it is run.")] = False,
     allow_pickle: Annotated[bool, typer.Option("--allow-pickle", help="Unpickle MODEL. This runs code from the file.")] = False,
-    trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run the model code that a Hugging Face folder brings along.")] = False,
+    trust_remote_code: TrustRemoteCode = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
     """Check an artifact: its bytes, its logits against PyTorch, and every stage, naming the first one that is off."""

@@ -110,7 +110,7 @@ def _source(program: Program, schedule: Schedule, target: Target, layout: Layout
         used=_used(contexts),
         samples=target.samples,
         stages=contexts,
-        chains=[chain for chain in chains if len(chain) > 1],
+        chains={chain.stages[-1].number: chain for chain in chains if len(chain.stages) > 1},
         segments=_segments(program, chains),
     )
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
@@ -201,25 +201,36 @@ def _used(contexts: list[StageContext]) -> Mapping[str, Any]:
     }
 
 
-def _chains(contexts: list[StageContext]) -> list[list[StageContext]]:
-    """Runs of stages that are one function: of each but the last, the next one's weights are taken in it."""
-    chains: list[list[StageContext]] = []
+@dataclass(frozen=True)
+class Chain:
+    """Stages that are one function: of each but the last, the next one's weights are taken in it. Most have one."""
+
+    stages: tuple[StageContext, ...]
+
+    @property
+    def function(self) -> str:
+        first, last = self.stages[0], self.stages[-1]
+        return first.function if first is last else f"stages_{first.number}_to_{last.number}"
+
+
+def _chains(contexts: list[StageContext]) -> list[Chain]:
+    chains: list[Chain] = []
     for stage in contexts:
         if stage.ahead:
-            chains[-1].append(stage)
+            chains[-1] = Chain((*chains[-1].stages, stage))
         else:
-            chains.append([stage])
+            chains.append(Chain((stage,)))
     return chains
 
 
-def _segments(program: Program, chains: list[list[StageContext]]) -> list[Mapping[str, Any]]:
+def _segments(program: Program, chains: list[Chain]) -> list[Mapping[str, Any]]:
     """The functions that a step calls."""
     found, turn = [], iter(chains)
     for segment in program.segments:
         functions, left = [], len(segment.stages)
         while left:
             chain = next(turn)
-            functions.append(chain[0].function if len(chain) == 1 else f"stages_{chain[0].number}_to_{chain[-1].number}")
-            left -= len(chain)
+            functions.append(chain.function)
+            left -= len(chain.stages)
         found.append({"name": segment.name, "count": segment.count, "functions": functions})
     return found

@@ -3,15 +3,8 @@
 import sys
 from pathlib import Path
 
-import pytest
-import torch
+from torch_threads import one_thread
 
 sys.path.append(str(Path(__file__).parent))
 
-
-@pytest.fixture(scope="session", autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+__all__ = ["one_thread"]  # pytest finds the fixture here

@@ -3,16 +3,9 @@
 import sys
 from pathlib import Path
 
-import pytest
-import torch
+from torch_threads import one_thread
 
 for folder in (Path(__file__).parent, Path(__file__).parents[1] / "endtoend"):
     sys.path.append(str(folder))
 
-
-@pytest.fixture(scope="session", autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+__all__ = ["one_thread"]  # pytest finds the fixture here
