@@ -1,6 +1,6 @@
 static void* run_worker(void* argument) {
   Member& member = *(Member*)argument;
-  const kogc_launch& launch = *member.crew->launch;
+  const kogc_launch& launch = launch_of(member);
   Worker w = {};
   w.launch = &launch;
   w.plan = launch.plan;
